@@ -16,10 +16,13 @@ What engines and libraries are known to compute wrongly, and finecast keeps mode
 meeting. Each row has the last release that was seen to have the fault, where it is reported,
 and, in the table in the source, the test that fails once a release is right. Reports under
 `upstream/` are texts for the engine's project, each with a script that shows the fault.
-Written by `python scripts/faults.py` from `src/finecast/devices/faults.csv`.
+Written by `python scripts/faults.py` from `src/finecast/devices/faults.csv`. In how many nets
+a fault is met is counted by `scripts/faults_met.py`: those of `shared/models`, onnx's own,
+synthetic ones and the zoo's. A rewriting of users' files stays only if one net in a hundred
+would suffer otherwise.
 
-| fault | seen in | what is wrong | report |
-| --- | --- | --- | --- |
+| fault | seen in | met in nets | what is wrong | report |
+| --- | --- | --- | --- | --- |
 """
 
 
@@ -34,7 +37,8 @@ def _row(fault: KnownFault) -> str:
     seen = f"{fault.engine} {fault.seen}" + (
         f", mended in {fault.mended}" * bool(fault.mended)
     )
-    return f"| `{fault.name}` | {seen} | {fault.fault} | [{label}]({link}) |\n"
+    met = fault.met or "not counted"
+    return f"| `{fault.name}` | {seen} | {met} | {fault.fault} | [{label}]({link}) |\n"
 
 
 if __name__ == "__main__":

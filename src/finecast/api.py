@@ -50,6 +50,7 @@ from finecast.native.profiling import profile as profiled
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.progress import Phases, Progress, reporting
+from finecast.reports import drawn
 from finecast.reports.content import Sources, content_of
 from finecast.reports.plan_report import PlanReport, read_part, report_path
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
@@ -271,8 +272,8 @@ def tune(
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study`` (likewise), ``resume``,
-            ``start`` (a plan to begin with), ``frontier`` (a picture of all plans), ``report``
-            (a page of what was found and why), ``price_book``. Of where plans are evaluated
+            ``start`` (a plan to begin with), ``report`` (a page of what was found and why,
+            or a picture of all plans), ``price_book``. Of where plans are evaluated
             (``Execution``): ``jobs``, ``executor``. And ``user_rules``, ``from_type``,
             ``example_inputs``, ``trust``; ``help`` lists all.
 
@@ -374,21 +375,21 @@ def tuned(
     )
     for role, path in _beside(request, output):
         files.write(role, path)
-    files.write("the frontier", request.frontier)
     files.write("the report", request.report)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
         removed += [*misplaced(), *remove_damaged()] if request.price_book else []
         outcome = _searched(given(), how, output, request, study)
-        found = filter(None, (request.study, request.frontier, request.report))
+        found = filter(None, (request.study, request.report))
         outcome = replace(outcome, source=given().source, files=(*found, *outcome.files))
         if study is not None or request.report is not None:
             report = outcome.report()
             if study is not None:
                 study.keep(outcome.plan.model, outcome.plan.digest, report.to_json())
-            if request.report is not None:
+            if request.report is not None and request.report.suffix.lower() == ".svg":
+                picture = drawn("picture")(outcome.to_dict(), given().source.name)
+                write_text(request.report, picture)
+            elif request.report is not None:
                 report.save(request.report, force=output.force)
-        if request.frontier is not None:
-            outcome.write_frontier(request.frontier)
     warnings = (*removed, *_told(request, outcome))
     return _savable(replace(outcome, stale=files.stale(), warnings=warnings), given)
 
@@ -519,8 +520,10 @@ def declared(
 
     Raises:
         UsageError: If a file that is read would be written.
+        ModelError: If a conversion made the model.
     """
     found = opened(model, how, output=output.path)
+    found.check_original()
     files = CommandFiles(force=output.force)
     files.read("the model", found.path)
     files.read("the model's external data", *found.external)

@@ -21,7 +21,7 @@ from finecast.engines.base import Feeds
 from finecast.errors import ExitCode
 from finecast.frontends import onnx as onnx_frontend
 from finecast.frontends import openvino as frontend
-from finecast.frontends.openvino.changes import hint_of, marked
+from finecast.frontends.openvino.changes import hint_of
 from finecast.measure.racing import Effort, Race
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.subject import Built
@@ -64,33 +64,6 @@ def test_convert_by_hint(finecast: Finecast, ir: Path, tmp_path: Path) -> None:
     assert answer.code == 0, answer.err
     assert hint_of(frontend.load(again).model) == "bf16"
     assert out.with_suffix(".bin").read_bytes() == again.with_suffix(".bin").read_bytes()
-
-
-@needs_hint
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [(["--by-hint"], ["--by-hint"]), (["--by-hint"], []), ([], ["--by-hint"])],
-)
-def test_the_next_conversion_starts_from_the_original(
-    finecast: Finecast, ir: Path, tmp_path: Path, first: list[str], second: list[str]
-) -> None:
-    """By casts or by the hint, of one policy: what was kept in fp32 before is lowered now."""
-    once, twice, alone = (tmp_path / f"{name}.xml" for name in ("once", "twice", "alone"))
-    for given, out, how, kept in (
-        (ir, once, first, "^[cr]1$"),
-        (once, twice, second, "^[cr]2$"),
-        (ir, alone, second, "^[cr]2$"),
-    ):
-        answer = finecast("convert", given, "-o", out, *BF16, "--exclude", kept, *how)
-        assert answer.code == 0, answer.err
-        assert ("was taken back" in answer.err) is (given == once)
-    one, other = (frontend.load(path).model for path in (twice, alone))
-    assert marked(one) == marked(other)
-    assert hint_of(one) == hint_of(other) == ("bf16" if second else "")
-    engine = get_engine("openvino")
-    ours, wanted = (engine.load(path).run(FEEDS)["y"] for path in (twice, alone))
-    largest = float(np.abs(np.asarray(wanted)).max())
-    assert np.allclose(ours, wanted, rtol=0, atol=0.01 * largest)  # weights were rounded
 
 
 @needs_hint
@@ -211,13 +184,8 @@ def test_codes_are_stated_and_the_hint_lowers_the_rest(
     assert openvino.Type.bf16 not in {op.get_output_element_type(0) for op in made.get_ops()}
     ran = get_engine("openvino").load_hinted(out, Format.FP32).kernel_formats()
     assert any("int8" in one.computed for one in ran)
-    # It is replayed, and taken back by the next conversion.
     assert finecast("apply", plan, ir, "-o", again).code == 0
     assert out.with_suffix(".bin").read_bytes() == again.with_suffix(".bin").read_bytes()
-    answer = finecast("convert", out, "-o", tmp_path / "next.xml", *BF16, "--by-hint")
-    assert answer.code == 0, answer.err
-    after = frontend.load(tmp_path / "next.xml").model
-    assert not {op.get_type_name() for op in after.get_ops()} & {"FakeQuantize"}
 
 
 @needs_hint
@@ -274,26 +242,24 @@ def test_tune_tries_both_and_says_how_to_run_it(
 ) -> None:
     """What is written runs in OpenVINO by the line that is printed, as it was measured."""
     np.savez(tmp_path / "data.npz", x=np.repeat(FEEDS["x"], 4, axis=0))
-    for options, tried in ((BF16, {True, False}), (["--by-hint"], {True})):
-        out = tmp_path / "tuned.xml"
-        answer = finecast(
-            "tune", ir, "-o", out, "--data", tmp_path / "data.npz", "--criterion", "absolute",
-            "--tolerance", "0.5", "--study", tmp_path / "study", "--force", *options,
-        )  # fmt: skip
-        # bf16 may be slow on this CPU, and a last race beside other tests tell so first.
-        if re.match(r"unchanged: (no plan is|.* is not) faster", answer.out):
-            continue
-        assert answer.code == 0, answer.err
-        plan = Plan.load(out.with_suffix(".xml.plan.json"))
-        assert plan.by_hint in tried
-        code = answer.out.partition("run it in Python:\n")[2]
-        hint = "bf16" if plan.by_hint else "f32"
-        assert f'"INFERENCE_PRECISION_HINT": "{hint}"' in code
-        names: dict[str, Any] = {}
-        exec(code, names)  # as the user pastes it
-        found = names["model"].get_property("INFERENCE_PRECISION_HINT").to_string()
-        assert found == hint
-        assert names["outputs"]
+    out = tmp_path / "tuned.xml"
+    answer = finecast(
+        "tune", ir, "-o", out, "--data", tmp_path / "data.npz", "--criterion", "absolute",
+        "--tolerance", "0.5", *BF16,
+    )  # fmt: skip
+    # bf16 may be slow on this CPU, and a last race beside other tests tell so first.
+    if re.match(r"unchanged: (no plan is|.* is not) faster", answer.out):
+        pytest.skip("no plan is faster on this CPU")
+    assert answer.code == 0, answer.err
+    plan = Plan.load(out.with_suffix(".xml.plan.json"))
+    code = answer.out.partition("run it in Python:\n")[2]
+    hint = "bf16" if plan.by_hint else "f32"
+    assert f'"INFERENCE_PRECISION_HINT": "{hint}"' in code
+    names: dict[str, Any] = {}
+    exec(code, names)  # as the user pastes it
+    found = names["model"].get_property("INFERENCE_PRECISION_HINT").to_string()
+    assert found == hint
+    assert names["outputs"]
 
 
 def test_errors_of_plans_by_a_hint_are_in_the_measured_ratio() -> None:

@@ -97,9 +97,9 @@ def test_a_directory_is_called_one(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_tune_keeps_a_study_and_takes_it_up(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, study = model.with_name("tuned.pt2"), model.with_name("trials.db")
+    out = model.with_name("tuned.pt2")
     options = ["--data", str(model.with_name("d.npz")), "--metric", "top1", "--json"]
-    options += ["--study", str(study), "--tolerance", "0.2", "--resume", "--force"]
+    options += ["--tolerance", "0.2", "--resume", "--force"]
     main(["tune", str(model), "-o", str(out), *options])
     first = json.loads(capsys.readouterr().out)
     main(["tune", str(model), "-o", str(out), *options])

@@ -106,7 +106,7 @@ def test_other_files_have_any_name(net: Path, data: Path, tmp_path: Path) -> Non
         "apply NAME.json net.onnx -o again.onnx --force",
         "explain net.onnx --plan NAME.json",
         "emulate net.onnx --target trn1 --auto-cast all --data NAME.npz --calib NAME.py:calib",
-        f"{tune} --study NAME.db --max-trials 1 --force",
+        f"{tune} --start NAME.json --max-trials 1 --force",
     ]
     asked = [(name, line) for name in (LATIN, CYRILLIC) for line in lines]
     answers = run(tmp_path, *asked, locale=POSIX)

@@ -73,6 +73,13 @@ def test_every_option_is_in_one_panel() -> None:
     assert {*listed} == options | {"help"}
 
 
+def test_tune_has_few_options() -> None:
+    """Beside those that plugins bring: of a device's compiler, of places for evaluations."""
+    device = {f.name for kind in (Casting, *option_groups("tune")) for f in fields(kind)}
+    own = {p.name for p in command("tune").params if p.param_type_name == "option"}
+    assert len(own - device - {"executor"}) <= 40
+
+
 def test_help_has_the_usual_options_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "--help"]) == 0
     said = capsys.readouterr().out

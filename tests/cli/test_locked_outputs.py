@@ -18,9 +18,7 @@ from tests.test_locks import held_elsewhere
         ("out.onnx", []),
         ("out.onnx", ["--force"]),
         ("out.plan.json", []),
-        ("other.json", ["--plan-out", "other.json"]),
         ("out.study.db", []),
-        ("all.db", ["--study", "all.db"]),
     ],
 )
 def test_tune_is_refused(

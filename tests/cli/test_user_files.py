@@ -76,8 +76,7 @@ LADDER = "ladder net.onnx --target trn1 --data val.npz --calib calib.npz --force
         f"{EVAL} -o mine.py",
         f"{APPLY} -o old.plan.json",
         *(
-            f"{verb} -o low.onnx --plan-out {path}"
-            for verb in (TUNE, CONVERT)
+            f"{CONVERT} -o low.onnx --plan-out {path}"
             for path in (
                 "net.onnx",
                 "low.onnx",
@@ -88,25 +87,10 @@ LADDER = "ladder net.onnx --target trn1 --data val.npz --calib calib.npz --force
                 "mine.py",
             )
         ),
-        *(
-            f"{TUNE} -o low.onnx --study {path}"
-            for path in (
-                "net.onnx",
-                "hard.onnx",
-                "low.onnx",
-                "low.onnx.data",
-                "weights.data",
-                "val.npz",
-                "calib.npz",
-                "low.plan.json",
-            )
-        ),
-        f"{EVAL} -o low.onnx --study mine.py",
         f"{LADDER} --compile program.neff",
         "convert net.pt2 -o net.pt2 --force",
         "convert net.pt2 -o low.pt2 --plan-out net.pt2 --force",
         "tune net.pt2 -o ./net.pt2 --data val.npz --force",
-        "tune net.pt2 -o low.pt2 --data val.npz --plan-out low.pt2 --force",
         "tune net.pt2 -o val.npz --data val.npz --force",
         f"{LADDER} --compile program.hlo -o program.neff",
     ],
@@ -141,14 +125,14 @@ def test_the_model_s_external_data_is_no_output(
 def test_what_is_no_study_is_never_opened_for_writing(
     finecast: Finecast, here: Path, content: bytes | None, force: list[str]
 ) -> None:
-    mine = here / "mine.db"
+    mine = here / "low.study.db"
     if content is not None:
         mine.write_bytes(content)
     else:
         with closing(sqlite3.connect(mine)) as db, db:
             db.execute("CREATE TABLE letters (text)")
     before = contents(here)
-    options = ["--data", "val.npz", "--study", mine, *force]
+    options = ["--data", "val.npz", *force]
     for resume in ([], ["--resume"]):
         answer = finecast("tune", "net.onnx", "-o", "low.onnx", *options, *resume)
         assert answer.code == ExitCode.USAGE
@@ -169,9 +153,8 @@ def test_a_study_that_was_tampered_with_is_an_error(finecast: Finecast, here: Pa
         Study(path)
         with closing(sqlite3.connect(path)) as db, db:
             db.execute(change)
-        answer = finecast(
-            "tune", "net.onnx", "-o", "low.onnx", "--data", "val.npz", "--study", path
-        )
+        path.replace(here / "low.study.db")
+        answer = finecast("tune", "net.onnx", "-o", "low.onnx", "--data", "val.npz")
         assert answer.code == ExitCode.USAGE
         assert "not a finecast study: its tables are others" in answer.err
 
@@ -261,8 +244,7 @@ def test_a_file_of_python_need_not_be_called_so(finecast: Finecast, here: Path) 
     [
         "convert net.onnx -o",
         "tune net.onnx --data val.npz -o",
-        "tune net.onnx --data val.npz -o low.onnx --study",
-        "tune net.onnx --data val.npz -o low.onnx --plan-out",
+        "convert net.onnx -o low.onnx --plan-out",
         "ladder net.onnx --target trn1 --data val.npz -o",
         "ladder net.onnx --target trn1 --data val.npz --compile",
     ],
@@ -284,7 +266,6 @@ def test_a_path_without_a_file_name_is_refused(
         ["convert", "", "-o", "o.onnx"],
         ["convert", "net.onnx", "-o", ""],
         ["tune", "net.onnx", "-o", "o.onnx", "--data", ""],
-        ["tune", "net.onnx", "-o", "o.onnx", "--data", "data.npz", "--study", ""],
         ["convert", "net.onnx", "-o", "o.onnx", "--plan-out", ""],
     ],
 )

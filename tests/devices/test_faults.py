@@ -11,11 +11,8 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
 
-import finecast
 from finecast.devices import faults
 from finecast.devices.faults import KnownFault, known_faults
 from finecast.engines.faults import FAULTS
@@ -23,7 +20,6 @@ from finecast.engines.faults import faults as found_in
 from finecast.measure.environment import environment
 from finecast.numbers.formats import Format
 from scripts.faults import page
-from tests.frontends.tools import parse
 from tests.graph.text import from_text
 
 ROOT = Path(__file__).parent.parent.parent
@@ -126,31 +122,3 @@ def test_an_engine_that_is_not_installed_has_its_faults(
         assert replace(known_faults()["torch-low-samplers"], mended="2.14").is_here
     finally:
         faults._installed.cache_clear()
-
-
-@pytest.mark.parametrize("policy", ["all:bf16", "matmult:bf16", "none"])
-@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
-def test_ops_that_stand_in_for_a_fault_leave_with_a_release_that_is_right(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, suffix: str, policy: str
-) -> None:
-    """Whether the next conversion is to the same policy or to another one."""
-    eye = ", ".join(map(str, np.eye(4).reshape(-1)))
-    head = f"net (float[n,4] x) => (float[n,4] y) <float[4,4] w = {{{eye}}}>"
-    onnx.save(parse(f"{head} {{ y = MatMul(x, w) }}"), tmp_path / "net.onnx")
-
-    def converted(source: str, target: str, asked: str) -> list[str]:
-        path = tmp_path / f"{target}{suffix}"
-        finecast.convert(tmp_path / source, path, asked, engine="openvino", verify=False)
-        if suffix == ".onnx":
-            return [node.op_type for node in onnx.load(path).graph.node]
-        kinds = re.findall(r'type="(\w+)" version', path.read_text(encoding="utf-8"))
-        return [k for k in kinds if k not in ("Const", "Parameter", "Result")]
-
-    rounding = {".onnx": "Mul", ".xml": "Multiply"}[suffix]
-    assert rounding in converted("net.onnx", "before", "all:bf16")
-    assert rounding in converted(f"before{suffix}", "again", "all:bf16")
-    name = "openvino-cast-rounding"
-    monkeypatch.setitem(known_faults(), name, replace(known_faults()[name], mended="2026.4.1"))
-    cast = {".onnx": "Cast", ".xml": "Convert"}[suffix]
-    after = converted(f"before{suffix}", "after", policy)
-    assert sorted(after) == sorted([cast, "MatMul", cast])

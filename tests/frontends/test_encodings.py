@@ -223,60 +223,11 @@ def test_a_probe_rounds_only_what_low_ops_read(tmp_path: Path, toy: Format) -> N
     assert (found.weights > 0).all()
 
 
-def test_converting_again_finds_the_encoding(model: Path, tmp_path: Path, toy: Format) -> None:
-    low = written(model, planned(model)[1])
-    prepared, plan = planned(low)
-    assert toy in plan.formats.values()
-    assert frontend.apply(prepared.file, plan).edits == ()
-
-
-@pytest.mark.parametrize("stripped", [False, True])
-def test_another_policy_starts_from_the_original(
-    model: Path, tmp_path: Path, stripped: bool
-) -> None:
-    prepared, plan = planned(model)
-    low = written(model, plan)
-    if stripped:  # of what another tool may drop
-        opened = onnx.load(low)
-        del opened.graph.value_info[:]
-        onnx.save(opened, low)
-    other = frontend.prepare(frontend.load(low), Policy.parse("all:bf16"))
-    back = tmp_path / "back.onnx"
-    frontend.save(other.model, back)
-    frontend.check(back)
-    assert kinds(back) == kinds(model)
-    # Digits that constants lost do not come back; nothing else of the encoding stays.
-    rounded = {
-        name: encoding.round(constants(model)[name])
-        for name, encoding in encodings(prepared, plan).items()
-        if encoding.axis is not None
-    }
-    kept = {name: constants(model)[name] for name in constants(model).keys() - rounded.keys()}
-    assert len(constants(back)) == len(constants(model))
-    for array in (*rounded.values(), *kept.values()):
-        assert any(np.array_equal(array, one) for one in constants(back).values())
-
-
-def test_a_scale_that_another_tool_changed_is_left_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    onnx.save(parser.parse_model(SHARED), path)
-    low = written(path, planned(path)[1])
-    changed = onnx.load(low)
-    for tensor in changed.graph.initializer:
-        if tensor.name == "w_toy8_scale":
-            tensor.CopyFrom(numpy_helper.from_array(-np.ones(2, np.float32), tensor.name))
-    onnx.save(changed, low)
-    other = frontend.prepare(frontend.load(low), Policy.parse("all:bf16"))
-    frontend.save(other.model, tmp_path / "back.onnx")
-    assert kinds(tmp_path / "back.onnx").count("DequantizeLinear") == 1
-    assert "w_toy8" in constants(tmp_path / "back.onnx")
-
-
-def test_an_external_file_is_converted_in_pieces_and_taken_back(
+def test_an_external_file_is_converted_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("finecast.frontends.onnx.constants.PIECE", 1001)
-    path, low, back = (tmp_path / f"{n}.onnx" for n in ("model", "apart", "back"))
+    path, low = (tmp_path / f"{n}.onnx" for n in ("model", "apart"))
     large = parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         large (float[n, 3] x) => (float[n, 3000] y) { [one] y = MatMul(x, w) }""")
     weight = np.random.default_rng(1).standard_normal((3, 3000)).astype(np.float32)
@@ -285,11 +236,7 @@ def test_an_external_file_is_converted_in_pieces_and_taken_back(
     prepared, plan = planned(path)
     frontend.save(frontend.apply(prepared.file, plan).model, low, external_data=True)
     assert np.array_equal(run(low)["y"], run(written(path, plan))["y"])
-    other = frontend.prepare(frontend.load(low), Policy.parse("all:bf16"))
-    assert frontend.came_external(other.model)
-    frontend.save(other.model, back, external_data=True)
-    (kept,) = constants(back).values()
-    assert np.array_equal(kept, encodings(prepared, plan)["w"].round(weight))
+    assert frontend.came_external(frontend.load(low).model)
 
 
 def test_without_data_there_is_no_scale_and_the_op_keeps_fp32(model: Path) -> None:

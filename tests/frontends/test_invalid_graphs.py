@@ -154,32 +154,6 @@ def network() -> onnx.ModelProto:
     )
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "all:bf16", "matmult:bf16"])
-def test_oc_276_converting_twice_to_the_same_policy_changes_nothing(
-    tmp_path: Path, policy: str
-) -> None:
-    convert(network(), tmp_path, policy, "once")
-    once, twice = tmp_path / "once.onnx", tmp_path / "twice.onnx"
-    _, _, applied = convert_file(once, twice, policy)
-    assert applied.edits == ()
-    assert once.read_bytes() == twice.read_bytes()
-
-
-@pytest.mark.parametrize("first", ["all:fp16", "all:bf16", "matmult:fp16"])
-@pytest.mark.parametrize("second", ["all:fp16", "all:bf16", "matmult:bf16", "matmult:fp16"])
-def test_converting_to_another_policy_gives_what_converting_the_original_would(
-    tmp_path: Path, first: str, second: str
-) -> None:
-    convert(network(), tmp_path, first, "first")
-    again, plan, _ = convert_file(tmp_path / "first.onnx", tmp_path / "again.onnx", second)
-    direct, wanted, _ = convert(network(), tmp_path, second, "direct")
-    if first != second:
-        assert formats(plan) == formats(wanted)
-    assert ops(again) == ops(direct)
-    types = [[t.data_type for t in m.graph.initializer] for m in (again, direct)]
-    assert types[0] == types[1]
-
-
 def test_oc_307_one_cast_for_several_consumers(tmp_path: Path) -> None:
     before = model(
         [

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import finecast
 from finecast import api
 from finecast.frontends import onnx as frontend
-from finecast.frontends.onnx.undo import TYPE_KEY
+from finecast.frontends.onnx import TYPE_KEY
 from finecast.graph.builder import scope_of, source_line
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -114,15 +114,6 @@ def test_plans_of_other_figures_give_the_same_bytes() -> None:
     made = [frontend.apply(frontend.from_model(model()), plan).model for plan in plans]
     first, second = (frontend.to_proto(one).SerializeToString() for one in made)
     assert first == second
-
-
-def test_another_conversion_takes_the_notes_out() -> None:
-    """Those that earlier releases wrote, too."""
-    made = frontend.to_proto(frontend.apply(frontend.from_model(model()), decided()).model)
-    for key in OF_RELEASES[1:]:
-        made.graph.node[0].metadata_props.add(key=key, value="0.0125")
-    again = finecast.convert(made, policy="all:fp16", verify=False).model
-    assert not noted(again)
 
 
 def test_a_conversion_by_a_policy_notes_nothing() -> None:

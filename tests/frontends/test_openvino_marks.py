@@ -17,7 +17,6 @@ from finecast.engines import get_engine
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import openvino as frontend
 from finecast.frontends.openvino.changes import hint_of, marked
-from finecast.frontends.openvino.undo import original
 from finecast.frontends.replaying import check_made_for
 from finecast.native.hint import check_marks
 from finecast.native.openvino import OvModel
@@ -106,24 +105,6 @@ def test_outputs_are_those_of_the_hint_where_nothing_is_kept() -> None:
     assert not np.array_equal(ours, engine.load(model).run(FEEDS)["y"])
 
 
-def test_the_next_conversion_starts_from_the_original(tmp_path: Path) -> None:
-    model = convolutions()
-    file, planner = planned(model, "c1")
-    low = frontend.apply(file, planner.lowest()).model
-    assert hint_of(low) == "bf16"
-    assert "c1" in marked(low)
-    frontend.save(low, tmp_path / "low.xml")
-    read = frontend.load(tmp_path / "low.xml")
-    assert read.converted == "all:bf16 by hint"
-    before = original(read.model, "all:fp16")
-    assert not marked(before)
-    assert not hint_of(before)
-    engine = get_engine("openvino")
-    assert np.array_equal(
-        engine.load(before).run(FEEDS)["y"], engine.load(model).run(FEEDS)["y"]
-    )
-
-
 def test_marks_that_the_user_made_stay(tmp_path: Path) -> None:
     file, planner = planned(convolutions(), "c1")
     frontend.save(frontend.apply(file, planner.lowest()).model, tmp_path / "theirs.xml")
@@ -138,9 +119,6 @@ def test_marks_that_the_user_made_stay(tmp_path: Path) -> None:
     frontend.save(low, tmp_path / "low.xml")
     read = frontend.load(tmp_path / "low.xml")
     assert "c1" in marked(read.model)
-    before = marked(original(read.model, "all:fp16"))
-    assert "c1" in before
-    assert "c2" not in before
 
 
 def test_names_that_xml_does_not_permit_are_marked(tmp_path: Path) -> None:
@@ -261,23 +239,11 @@ def test_a_plan_by_hint_gives_no_model_of_another_library() -> None:
 
 
 @needs_hint
-def test_converted_twice_by_one_policy(tmp_path: Path) -> None:
-    frontend.save(convolutions(), tmp_path / "net.xml")
-    policy = replace(Policy.parse("all:bf16"), by_hint=True)
-    first = finecast.convert(tmp_path / "net.xml", tmp_path / "a.xml", policy)
-    assert (first.casts, first.plan.by_hint) == (0, True)
-    second = finecast.convert(tmp_path / "a.xml", tmp_path / "b.xml", policy)
-    assert second.plan.by_hint
-    assert hint_of(frontend.load(tmp_path / "b.xml").model) == "bf16"
-
-
-@needs_hint
 def test_casts_are_not_computed_under_a_hint_that_was_noted_alone() -> None:
     theirs = convolutions()
     theirs.set_rt_info("bf16", ["finecast", "precision_hint"])  # and no policy
     low = finecast.convert(theirs, policy="all:bf16").model
     assert not hint_of(low)
-    assert not frontend.from_model(low).converted.endswith("hint")
 
 
 @needs_hint

@@ -8,7 +8,8 @@ import pytest
 
 from finecast.errors import ModelError
 from finecast.frontends.openvino.model import load
-from finecast.frontends.saved_models import NOTES_FILE, notes_in, stays_low, taken_signature
+from finecast.frontends.saved_models import NOTES_FILE, notes_in, taken_signature
+from finecast.planning.provenance import Provenance
 
 
 def message(number: int, content: bytes) -> bytes:
@@ -72,12 +73,13 @@ def noted(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_an_earlier_conversion_is_told(tmp_path: Path) -> None:
-    told = stays_low(noted(tmp_path, '{"policy": "all:bf16", "plan": "0"}'))
-    assert "converted by finecast before, to all:bf16" in told
+def test_the_conversion_that_made_it_is_read(tmp_path: Path) -> None:
+    notes = notes_in(noted(tmp_path, '{"policy": "all:bf16", "plan": "0"}'))
+    assert Provenance.read(notes) == Provenance(plan="0", policy="all:bf16")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{}", "no notes", '{"plan": 0}'])
 def test_other_notes_are_of_no_conversion(text: str, tmp_path: Path) -> None:
-    assert not stays_low(noted(tmp_path, text))
-    assert notes_in(tmp_path).keys() <= {"plan"}
+    notes = notes_in(noted(tmp_path, text))
+    assert Provenance.read(notes) is None
+    assert notes.keys() <= {"plan"}

@@ -35,8 +35,8 @@ def test_the_converted_model_is_valid_and_equals_the_emulated_plan(seed: int) ->
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(SEEDS)
-def test_rounding_is_found_again_and_taken_back(seed: int) -> None:
-    """Of operands of any op, anywhere: tf32 once more edits nothing, fp16 starts afresh."""
+def test_rounding_is_found_again(seed: int) -> None:
+    """Of operands of any op, anywhere: a plan's own tf32 once more edits nothing."""
     random = Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "source.onnx", Path(folder) / "target.onnx"
@@ -49,13 +49,9 @@ def test_rounding_is_found_again_and_taken_back(seed: int) -> None:
         plan = Plan(model=file.digest, policy="all:tf32", opset=17, decisions=tuple(decisions))
         frontend.save(frontend.apply(file, plan).model, target)
         frontend.check(target)
-        again = frontend.prepare(frontend.load(target), Policy.parse("all:tf32")).graph
+        again = frontend.prepare(frontend.load(target), Policy.parse("none")).graph
         ids = {n.name: n.id for n in again.nodes}
         assert not edits(again, {ids[n]: f for n, f in plan.formats.items()})
-        fp16 = Policy.parse("all:fp16")
-        back = frontend.prepare(frontend.load(target), fp16)
-        assert ops_of(back) == ops_of(frontend.prepare(file, fp16))
-        assert not any("rounding" in name for name in back.model.graph.initializers)
 
 
 def ops_of(prepared: Prepared) -> list[str]:

@@ -1,4 +1,4 @@
-"""Low ops stated as OpenVINO knows them: in place, for the same numbers, and taken back."""
+"""Low ops stated as OpenVINO knows them: in place, and for the same numbers."""
 
 from __future__ import annotations
 
@@ -111,22 +111,6 @@ def test_the_numbers_are_the_same(name: str) -> None:
 
     roundoff = 2.0**-8 * float(np.linalg.norm(wanted))
     assert error(converted(proto)) <= error(converted(proto, keep_ops=True)) + roundoff
-
-
-@pytest.mark.parametrize("name", PATTERNS)
-def test_a_second_conversion_starts_from_the_ops_before(name: str) -> None:
-    proto = PATTERNS[name]
-    again = converted(converted(proto), low="fp16")
-    assert ops(again) == ops(proto)
-    before = {n.name: {a.name for a in n.attribute} for n in proto.graph.node}
-    after = {n.name: {a.name for a in n.attribute} for n in again.graph.node}
-    assert {name: after[name] for name in before} == before
-
-
-@pytest.mark.parametrize("name", PATTERNS)
-def test_the_same_policy_again_changes_nothing(name: str) -> None:
-    once = converted(PATTERNS[name])
-    assert ops(converted(once)) == ops(once)
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -255,24 +239,14 @@ def test_statistics_that_are_read_keep_their_type(read: bool) -> None:
     norm = next(n for n in low.graph.node if n.op_type == "LayerNormalization")
     stash = [a.i for a in norm.attribute if a.name == "stash_type"]
     assert stash == ([] if read else [onnx.TensorProto.BFLOAT16])
-    again = finecast.convert(low, policy="all:fp16", engine="openvino", verify=False).model
-    assert again is not None
-    onnx.checker.check_model(again, full_check=True)
 
 
 @pytest.mark.parametrize("name", ["swish", "scaled swish", "nothing", "one over"])
-def test_numbers_that_only_rewritten_ops_read_are_removed_and_come_back(name: str) -> None:
+def test_numbers_that_only_rewritten_ops_read_are_removed(name: str) -> None:
     proto = PATTERNS[name]
 
     def dead(model: onnx.ModelProto) -> set[str]:
         read = {name for node in model.graph.node for name in node.input}
         return {t.name for t in model.graph.initializer} - read
 
-    low = converted(proto)
-    assert dead(low) <= dead(proto)
-    again = finecast.convert(low, policy="all:fp16", engine="openvino", verify=False).model
-    assert again is not None
-    assert ops(again) == ops(proto)
-    x = RNG.standard_normal((ROWS, WIDTH)).astype(np.float32)
-    wanted, got = openvino_outputs(proto, x), openvino_outputs(again, x)
-    assert np.linalg.norm(got - wanted) < 0.05 * np.linalg.norm(wanted)
+    assert dead(converted(proto)) <= dead(proto)

@@ -264,16 +264,6 @@ def test_a_model_that_needs_fp64_is_refused() -> None:
     assert "--from-type fp64" in refused.value.line
 
 
-def test_an_earlier_conversion_can_be_taken_too(tmp_path: Path) -> None:
-    """What finecast made is a model like any other: its fp16 ops become fp32 ops."""
-    path = tmp_path / "low.onnx"
-    wide = taken(dense("fp64"), "fp64")
-    api.convert(wide, path, "all:fp16")
-    done = api.convert(path, policy="all:bf16", from_type="fp16")
-    assert done.plan.counts["bf16"] >= 3
-    assert "fp16" not in done.plan.counts
-
-
 def test_tuning_keeps_the_accuracy_of_the_fp64_model(tmp_path: Path) -> None:
     """Tolerance 0 of what fp32 alone changes: the fp64 model is the one that is held to."""
     x = np.random.default_rng(2).normal(size=(16, 8))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import pytest
 from onnx import numpy_helper
 
 import finecast
-from finecast.devices.faults import known_faults
 from finecast.engines import get_engine, installed
 from finecast.frontends.onnx import from_model
-from finecast.frontends.onnx.miscomputed import FAULT
 from finecast.frontends.onnx.opset import stated_for_engines
 from finecast.numbers.formats import Format
 from tests.frontends.tools import parse
@@ -81,26 +78,3 @@ def test_other_square_weights_stay() -> None:
     for text in ("y = MatMul(h, w)", "k = Relu(h)\n y = MatMul(k, w)"):
         file = from_model(net(text))
         assert stated_for_engines(file) is file
-
-
-@pytest.mark.parametrize("second", SECOND)
-@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
-def test_weights_are_shared_again_once_openvino_is_right(
-    second: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    onnx.save(net(SECOND[second]), tmp_path / "net.onnx")
-    before, after = tmp_path / f"before{suffix}", tmp_path / f"after{suffix}"
-    finecast.convert(
-        tmp_path / "net.onnx", tmp_path / f"low{suffix}", "all:bf16", engine="openvino"
-    )
-    finecast.convert(tmp_path / f"low{suffix}", before, "matmult:fp16", engine="openvino")
-    (y,) = get_engine("openvino").load(before).run({"x": X}).values()
-    exact = wanted(net(SECOND[second]))
-    assert np.linalg.norm(y - exact) < 0.02 * np.linalg.norm(exact)
-    mended = replace(known_faults()[FAULT], mended="2026.4.1")
-    monkeypatch.setitem(known_faults(), FAULT, mended)
-    finecast.convert(before, after, "none", engine="openvino", verify=False)
-    if suffix == ".onnx":
-        assert len(onnx.load(after).graph.initializer) == 1
-    else:
-        assert after.with_suffix(".bin").stat().st_size < 1.5 * W.nbytes

@@ -18,7 +18,6 @@ from finecast.engines.openvino import OpenVinoEngine
 from finecast.measure.racing import Effort, Race
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.subject import Built
-from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Adjust, Policy
 from tests.kernels import skip_without_int8
@@ -97,26 +96,6 @@ def test_the_mean_error_comes_off(net: Path, openvino: OpenVinoEngine) -> None:
         (before[1], after[1]), rel=0.05
     )
     assert not np.array_equal(constants(out)["b0"], constants(net)["b0"])
-
-
-def test_constants_come_back_bit_for_bit(net: Path, openvino: OpenVinoEngine) -> None:
-    first, low, again = (net.with_name(f"{n}.onnx") for n in ("first", "low", "again"))
-    api.convert(net, first, "all:int8+bias", data=DATA, engine="openvino")
-    api.convert(first, again, "all:int8", data=DATA, engine="openvino")
-    # Beside int8 the addition behind the product is bf16: its constant is adjusted, then cast.
-    mixed = api.convert(net, low, "all:int8,bf16+bias", data=DATA, engine="openvino")
-    assert mixed.plan.formats["bias"] is Format.BF16
-    for converted in (first, low):
-        done = api.convert(
-            converted, again, "all:int8", data=DATA, engine="openvino", force=True
-        )
-        assert any("was taken back" in note for note in done.warnings)
-        floats = [a for a in constants(again).values() if a.dtype == np.float32]
-        for name in BIASES:
-            assert any(np.array_equal(a, constants(net)[name]) for a in floats), name
-        assert not any(
-            "constant" in p.key for n in onnx.load(again).graph.node for p in n.metadata_props
-        )
 
 
 def test_a_plan_replays_to_the_same_model(net: Path, openvino: OpenVinoEngine) -> None:

@@ -18,7 +18,6 @@ from finecast.planning.plan import Plan
 from tests.kernels import skip_without_int8
 from tests.native import test_adjusting as biased
 from tests.native import test_rescaled_channels as rescaled
-from tests.native.test_rescaled_channels import keeping
 
 DATA = {**rescaled.DATA, "bias": biased.X}
 NAME = {"equalise": "equalisation", "smooth": "smoothing", "bias": "bias correction"}
@@ -99,27 +98,6 @@ def test_in_fp32_no_bit_changes_but_by_biases(net: Path, kind: str) -> None:
     assert same == (kind != "bias")
 
 
-def test_fp32_constants_come_back_bit_for_bit(net: Path, kind: str) -> None:
-    """Also those of products that the plan leaves in fp32, rescaled with their neighbours'."""
-    low, back = net.with_name("low.xml"), net.with_name("back.xml")
-    kept = {"equalise": "stem", "smooth": "second", "bias": "head"}[kind]
-    rules = {"keep": keeping(kept)}
-    done = api.convert(net, low, f"all:int8+{kind}", data={"x": DATA[kind]}, user_rules=rules)
-    assert done.plan.adjustments
-    again = api.convert(low, back, "matmult:bf16", user_rules={"keep": keeping("")})
-    assert any("was taken back" in note for note in again.warnings)
-    found = floats(back)
-    # Biases, gains, and the weights of the product that was kept.
-    same = [a for a in floats(net) if a.size > 1 and max(a.shape) == a.size]
-    same += [a for n, a in weights(net).items() if n.partition("/")[0] == kept]
-    assert len(same) > 2
-    for array in same:
-        assert any(np.array_equal(a, array) for a in found)
-    names = {op.get_friendly_name() for op in openvino.Core().read_model(back).get_ops()}
-    assert not any("/scaled" in name for name in names)
-    assert off(back, net, kind) < 0.05
-
-
 def test_a_plan_replays_to_the_same_model(net: Path, kind: str) -> None:
     out, again, data = net.with_name("low.xml"), net.with_name("again.xml"), {"x": DATA[kind]}
     plan = api.convert(net, out, f"all:int8,bf16+{kind}", data=data).plan
@@ -133,18 +111,6 @@ def test_constants_compressed_to_fp16(net: Path, kind: str) -> None:
     openvino.save_model(openvino.Core().read_model(net), half, compress_to_fp16=True)
     done = api.convert(half, out, f"all:int8+{kind}", data={"x": DATA[kind]})
     assert done.plan.adjustments
-    back = net.with_name("back.xml")
-    api.convert(out, back, "matmult:bf16")
-    numbers = [a.astype(np.float32) for a in halves(half)]
-    for array in numbers:
-        if array.size > 1 and max(array.shape) == array.size:
-            assert any(np.array_equal(a.astype(np.float32), array) for a in halves(back))
-
-
-def halves(path: Path) -> list[NDArray[np.generic]]:
-    ops = openvino.Core().read_model(path).get_ops()
-    arrays = (op.data for op in ops if op.get_type_name() == "Constant")
-    return [a for a in arrays if a.dtype in (np.float16, np.float32)]
 
 
 def test_weights_alone_have_no_channels_to_rescale(net: Path, kind: str) -> None:

@@ -120,6 +120,29 @@ def test_a_converted_model_opens_and_keeps_its_ports(
     assert 0 < error < 8 * Format.BF16.unit_roundoff
 
 
+def test_a_converted_model_is_not_converted_again(net: Path, low: Path) -> None:
+    """By any verb that plans; what looks at it as it is works."""
+    plan = finecast.convert(net, low, "matmult:bf16").plan
+    again = low.with_stem("again")
+    advice = f"give the original: {re.escape(net.name)}, digest {plan.model}$"
+    for verb in (
+        lambda: finecast.convert(low, again, "matmult:bf16"),
+        lambda: finecast.convert(low, again, "all:fp16"),
+        lambda: finecast.convert(low, again, "none"),
+        lambda: finecast.apply(plan, low, again),
+        lambda: finecast.tune(low, again, data={"x": X}),
+    ):
+        with pytest.raises(
+            ModelError, match="converted by finecast before, to matmult"
+        ) as one:
+            verb()
+        assert re.search(advice, one.value.fix)
+    assert not files_of(again)
+    assert finecast.inspect(low).classes
+    assert finecast.diff(finecast.load(net), finecast.load(low)).summary
+    numbers(low)
+
+
 def test_the_policy_that_changes_nothing_changes_no_number(net: Path, low: Path) -> None:
     finecast.convert(net, low, "none:bf16")
     np.testing.assert_array_equal(numbers(net), numbers(low))

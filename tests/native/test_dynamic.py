@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from finecast.errors import UsageError
 from finecast.numbers.encodings import Dynamic
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
-from finecast.rules.policy import Policy
 from tests.native.weights_only import coded, engine_for, output_of, saved
 
 Array = NDArray[np.float32]
@@ -121,7 +119,7 @@ def test_kernels_round_what_they_read(net: Path, engine: OpenVinoEngine) -> None
 
 
 def test_one_model_has_rounded_and_exact_operands(net: Path, engine: OpenVinoEngine) -> None:
-    out, back = (net.with_name(f"{n}{net.suffix}") for n in ("low", "back"))
+    out = net.with_name(f"low{net.suffix}")
     plans = [
         api.convert(net, None, f"all:int8_{kind}", engine="openvino").plan
         for kind in ("dynamic", "weights")
@@ -137,28 +135,22 @@ def test_one_model_has_rounded_and_exact_operands(net: Path, engine: OpenVinoEng
     assert close(run(out), expected(second=False, odd=True))
     assert not close(run(out), expected(odd=True))
     assert close(by(out), run(out))  # the exact products stay exact by OpenVINO's defaults
-    nothing = replace(Policy.of("all:bf16"), exclude=(re.compile("."),))
-    api.convert(out, back, nothing, engine="openvino", verify=False)
-    assert close(run(back), expected(first=False, second=False, odd=True))
 
 
 def test_a_file_of_exact_products_says_so(tmp_path: Path, engine: OpenVinoEngine) -> None:
     """By default OpenVINO rounds what meets weights in codes."""
     net = saved(NET, weights(), tmp_path, "xml")
-    out, back = tmp_path / "low.xml", tmp_path / "back.xml"
+    out = tmp_path / "low.xml"
     api.convert(net, out, "all:int8_weights", engine="openvino")
     assert close(by(out), expected(first=False, second=False, odd=True))
     assert not close(by(out, DYNAMIC_QUANTIZATION_GROUP_SIZE=32), by(out))
-    nothing = replace(Policy.of("all:bf16"), exclude=(re.compile("."),))
-    api.convert(out, back, nothing, engine="openvino", verify=False)
-    assert not openvino.Core().read_model(back).has_rt_info(["runtime_options"])
 
 
 def test_onnx_runtime_is_told_op_by_op(tmp_path: Path) -> None:
     """Its op for such products says whether it rounds, also in sessions of other programs."""
     onnxruntime = pytest.importorskip("onnxruntime")
     net = saved(NET, weights(), tmp_path, "onnx")
-    out, back = tmp_path / "low.onnx", tmp_path / "back.onnx"
+    out = tmp_path / "low.onnx"
     plans = [
         api.convert(net, None, f"all:{fmt}", engine="onnxruntime").plan
         for fmt in ("int8_dynamic", "int4_weights")
@@ -182,12 +174,10 @@ def test_onnx_runtime_is_told_op_by_op(tmp_path: Path) -> None:
     wanted = (hidden @ w1.T + w["b1"]) @ w["w2"]
     session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
     assert close(np.asarray(session.run(None, inputs())[0]), wanted)
-    nothing = replace(Policy.of("all:bf16"), exclude=(re.compile("."),))
-    api.convert(out, back, nothing, engine="onnxruntime", verify=False)
-    kinds = [n.op_type for n in onnx.load(back).graph.node]
-    assert kinds == ["MatMul", "Relu", "Gemm", "MatMul"]
-    exact = (np.maximum(x @ by_channel(w["w0"], 0), 0) @ w1.T + w["b1"]) @ w["w2"]
-    assert close(run(back), exact)
+    read = [n.native.partition("::")[2] for n in api.load(out).read_graph().nodes]
+    assert [kind for kind in read if kind != "DequantizeLinear"] == [
+        *("MatMul", "Relu", "Gemm", "MatMul"),
+    ]
 
 
 def test_groups_of_two_sizes_are_in_one_model(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from finecast.errors import UsageError
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
-from finecast.rules.policy import Policy
 from tests.native.weights_only import coded, engine_for, output_of, saved
 
 Array = NDArray[np.float32]
@@ -163,20 +160,14 @@ def test_codes_by_the_products_on_data_lose_less_on_other_data(
         api.convert(net, None, "all:int4_weights@gptq", engine="openvino")
 
 
-def test_a_plan_is_replayed_and_taken_back(net: Path, engine: OpenVinoEngine) -> None:
-    out, again, back = (net.with_name(f"{n}{net.suffix}") for n in ("low", "again", "back"))
+def test_a_plan_is_replayed(net: Path, engine: OpenVinoEngine) -> None:
+    out, again = (net.with_name(f"{n}{net.suffix}") for n in ("low", "again"))
     done = api.convert(net, out, "all:int4_weights", engine="openvino")
     plan = Plan.from_json(done.plan.to_json())
     assert plan == done.plan
     api.apply(plan, net, again, engine="openvino")
     assert np.array_equal(run(again), run(out))
-    same = api.convert(out, None, "all:int4_weights", engine="openvino")
-    assert coded(same.plan, WEIGHTS) == CODED[net.suffix]
-    nothing = replace(Policy.of("all:bf16"), exclude=(re.compile("."),))
-    other = api.convert(out, back, nothing, engine="openvino", verify=False)
-    assert any("conversion to all:int4_weights was taken back" in w for w in other.warnings)
-    assert not coded(other.plan, WEIGHTS)
-    np.testing.assert_allclose(run(back), expected(net.suffix), atol=1e-5, rtol=1e-5)
+    assert api.inspect(out).classes
 
 
 def test_it_is_not_tried_unless_it_is_named(net: Path, engine: OpenVinoEngine) -> None:

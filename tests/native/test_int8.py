@@ -20,7 +20,7 @@ from finecast.data.workload import FunctionWorkload
 from finecast.engines.base import Feeds, KernelFormats, KernelTime
 from finecast.engines.integers import not_as_planned
 from finecast.engines.openvino import OpenVinoEngine
-from finecast.errors import EngineError, ModelError, UsageError
+from finecast.errors import EngineError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.native import engine_subject, integers
 from finecast.native.integers import (
@@ -205,23 +205,12 @@ def types(path: Path) -> dict[str, int]:
     return dict(counts)
 
 
-def test_a_plan_is_replayed_and_taken_back(net: Path, openvino: OpenVinoEngine) -> None:
-    out, again, back = (net.with_name(f"{n}.onnx") for n in ("low", "again", "back"))
+def test_a_plan_is_replayed(net: Path, openvino: OpenVinoEngine) -> None:
+    out, again = (net.with_name(f"{n}.onnx") for n in ("low", "again"))
     done = api.convert(net, out, "all:int8", data=DATA, engine="openvino")
     api.apply(type(done.plan).from_json(done.plan.to_json()), net, again, engine="openvino")
     assert np.array_equal(run(again), run(out))
     assert kinds(again) == kinds(out)
-    none = api.convert(out, back, "none", engine="openvino")
-    assert kinds(back) == kinds(out), "scope none touches nothing"
-    done = api.convert(out, None, "all:int8", data=DATA, engine="openvino")
-    assert done.casts == 0, "what is coded is not coded again"
-    assert coded(done.plan) == CODED
-    for kept in (none, done):
-        assert any("conversion to all:int8 stays" in w for w in kept.warnings)
-        assert not any("taken back" in w for w in kept.warnings)
-    other = api.convert(out, back, "all:bf16", force=True, verify=False)
-    assert not any("Quantize" in kind or "Dequantize" in kind for kind in kinds(back))
-    assert any("conversion to all:int8 was taken back" in w for w in other.warnings)
 
 
 @pytest.mark.parametrize(
@@ -356,27 +345,6 @@ def test_of_what_the_rules_permit_and_time_leaves_that_is_said(
     nothing = replace(Policy.parse("auto:int8"), exclude=(re.compile(""),))
     done = api.convert(net, None, nothing, data=DATA, engine="openvino")
     assert any("the rules leave every op in its type" in w for w in done.warnings)
-
-
-def test_a_conversion_with_another_calibration_takes_the_first_back(
-    net: Path, openvino: OpenVinoEngine
-) -> None:
-    first, again = net.with_name("first.onnx"), net.with_name("again.onnx")
-    scales: dict[Path, list[float]] = {}
-    for source, out, how in ((net, first, "minmax"), (first, again, "percentile")):
-        done = api.convert(source, out, f"all:int8@{how}", data=DATA, engine="openvino")
-        assert coded(done.plan) == CODED
-        coded_in = [e.operands[0] for e in done.plan.encodings.values()]
-        scales[out] = [x.scale[0] for x in coded_in if isinstance(x, Scaled)]
-        assert len(scales[out]) == len(coded_in)
-    assert any("to all:int8 was taken back, but weights" in w for w in done.warnings)
-    assert done.verified.reference == "the model given"
-    assert all(b < a for a, b in zip(scales[first], scales[again], strict=True))
-    assert kinds(again) == kinds(first)
-    with pytest.raises(ModelError, match="to all:int8@percentile already, as the plan says"):
-        api.apply(done.plan, again, None, engine="openvino")
-    done = api.convert(again, None, "all:int8@percentile", data=DATA, engine="openvino")
-    assert any("all:int8@percentile stays" in note for note in done.warnings)
 
 
 def test_a_calibration_narrows_ranges_and_the_model_has_them(

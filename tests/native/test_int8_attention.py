@@ -132,19 +132,14 @@ def test_openvino_s_kernels_take_no_zero_point(net: Path, engine: Engine) -> Non
     }
 
 
-def test_a_plan_is_replayed_and_taken_back(net: Path, engine: Engine) -> None:
-    out, again, back = (net.with_name(f"{n}.onnx") for n in ("low", "again", "back"))
+def test_a_plan_is_replayed(net: Path, engine: Engine) -> None:
+    out, again = (net.with_name(f"{n}.onnx") for n in ("low", "again"))
     done = api.convert(net, out, "all:int8", data=DATA, engine=engine.name)
     plan = Plan.from_json(done.plan.to_json())
     assert plan == done.plan
     api.apply(plan, net, again, engine=engine.name)
     assert kinds(again) == kinds(out)
     assert np.array_equal(run(engine, again), run(engine, out))
-    same = api.convert(out, None, "all:int8", data=DATA, engine=engine.name)
-    assert coded(same.plan) == CODED
-    assert frontend.apply(frontend.load(out), same.plan).edits == ()
-    api.convert(out, back, "all:fp16", engine="openvino", verify=False)
-    assert not {"QuantizeLinear", "DequantizeLinear"} & kinds(back).keys()
 
 
 def test_an_ir_has_the_same_codes(net: Path) -> None:

@@ -120,21 +120,14 @@ def test_openvino_s_kernels_give_floats_as_well(net: Path) -> None:
     assert all(isinstance(e.result, Format) for e in done.plan.encodings.values())
 
 
-def test_a_plan_is_replayed_found_again_and_taken_back(
-    net: Path, engine: OnnxRuntimeEngine
-) -> None:
-    out, again, back = (net.with_name(f"{n}.onnx") for n in ("low", "again", "back"))
+def test_a_plan_is_replayed(net: Path, engine: OnnxRuntimeEngine) -> None:
+    out, again = (net.with_name(f"{n}.onnx") for n in ("low", "again"))
     done = api.convert(net, out, "all:int8", data=DATA, engine="onnxruntime")
     plan = Plan.from_json(done.plan.to_json())
     assert plan == done.plan
     assert isinstance(plan.encodings["stem"].result, Scaled)
     api.apply(plan, net, again, engine="onnxruntime")
     assert all(np.array_equal(a, run(out)[n]) for n, a in run(again).items())
-    same = api.convert(out, None, "all:int8", data=DATA, engine="onnxruntime")
-    assert coded(same.plan) == CODED
-    assert frontend.apply(frontend.load(out), same.plan).edits == ()
-    api.convert(out, back, "all:fp16", engine="openvino", verify=False)
-    assert not {"QuantizeLinear", "DequantizeLinear"} & kinds(back).keys()
 
 
 def test_probes_round_what_the_written_model_rounds(

@@ -143,27 +143,14 @@ def planned(net: Path, policy: str = "all:int8_weights") -> Plan:
     return api.convert(net, None, policy, engine="openvino").plan
 
 
-def test_a_plan_is_replayed_and_taken_back(net: Path, engine: OpenVinoEngine) -> None:
-    out, again, back = (net.with_name(f"{n}{net.suffix}") for n in ("low", "again", "back"))
+def test_a_plan_is_replayed(net: Path, engine: OpenVinoEngine) -> None:
+    out, again = (net.with_name(f"{n}{net.suffix}") for n in ("low", "again"))
     done = api.convert(net, out, "all:int8_weights", engine="openvino")
     plan = Plan.from_json(done.plan.to_json())
     assert plan == done.plan
     api.apply(plan, net, again, engine="openvino")
     assert np.array_equal(run(again), run(out))
     assert api.inspect(out).classes
-    same = api.convert(out, None, "all:int8_weights", engine="openvino")
-    assert coded(same.plan, WEIGHTS) == CODED
-    assert Plan.from_json(same.plan.to_json()) == same.plan
-    library = frontend if net.suffix == ".onnx" else ov_frontend
-    assert library.apply(library.load(out), same.plan).edits == ()  # pyright: ignore[reportArgumentType]
-    judge = "openvino" if net.suffix == ".xml" else "onnxruntime"
-    other = api.convert(out, back, "matmult:bf16", engine=judge, verify=False)
-    assert any("conversion to all:int8_weights was taken back" in w for w in other.warnings)
-    if net.suffix == ".onnx":
-        assert not any("Dequantize" in n.op_type for n in onnx.load(back).graph.node)
-    table = next(e.constants[0] for n, e in plan.encodings.items() if "rows" in n)
-    numbers = table.round(constants(net)["table"].astype(np.float32))
-    assert any(np.array_equal(numbers, array) for array in constants(back).values())
 
 
 def test_weights_that_the_engine_would_widen_are_refused(

@@ -157,9 +157,6 @@ def test_the_rest_may_run_on_integers_too(quantized: Path, tmp_path: Path) -> No
     assert {k: after[k] for k in own} == {k: before[k] for k in own}
     exact = run(quantized)
     assert 0 < np.linalg.norm(run(out) - exact) / np.linalg.norm(exact) < 0.1
-    back = tmp_path / "back.onnx"
-    api.convert(out, back, "all:bf16", engine="openvino", verify=False)
-    assert kinds(back) == before, "of the other tool's nothing is taken back"
 
 
 @pytest.fixture
@@ -246,7 +243,7 @@ def test_tune_takes_it_for_the_model_to_keep(quantized: Path) -> None:
     assert found.counts.get("quantized", 0) >= (quantized.stem != "qoperator")
 
 
-def test_tune_of_a_conversion_says_that_the_model_given_is_no_fp32_model(
+def test_tune_of_codes_says_that_the_model_given_is_no_fp32_model(
     tmp_path: Path,
 ) -> None:
     skip_without_int8()
@@ -260,6 +257,10 @@ def test_tune_of_a_conversion_says_that_the_model_given_is_no_fp32_model(
     onnx.save(made, path)
     x = {"x": X.reshape(-1)[:160].reshape(16, 10)}
     api.convert(path, low, "all:int8", data=x, engine="openvino", verify=False)
+    others = onnx.load(low)
+    for entry in (others, *others.graph.node):
+        del entry.metadata_props[:]  # another tool notes nothing of finecast's
+    onnx.save(others, low)
     found = api.tune(low, None, data=x, metric="cosine", policy="auto:bf16", tolerance=0.1)
     assert found.reference == "the model given"
     assert (

@@ -17,7 +17,6 @@ from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
 from finecast.native.adjusting import Adjuster
 from finecast.native.observing import observe
-from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules import UserRule
 from finecast.rules.policy import Adjust
@@ -166,42 +165,12 @@ def test_in_fp32_no_bit_changes(net: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["all:int8+{}", "all:int8,bf16+{}", "all:int8+{}+bias"])
-def test_it_is_taken_back(net: Path, kind: str, policy: str) -> None:
-    """What stayed in fp32 comes back bit for bit; what did not, but for its lost digits."""
-    low, again = net.with_name("low.onnx"), net.with_name("again.onnx")
-    data = {"x": DATA[kind]}
-    made = api.convert(net, low, policy.format(kind), data=data)
+def test_what_scales_is_one_node(net: Path, kind: str, policy: str) -> None:
+    low = net.with_name("low.onnx")
+    made = api.convert(net, low, policy.format(kind), data={"x": DATA[kind]})
     assert made.plan.adjustments
     scaled = [n for n in onnx.load(low).graph.node if n.name.startswith("finecast_scale")]
     assert len(scaled) == (1 if kind == "smooth" else 0)  # one for both products
-    api.convert(low, again, "all:int8", data=data)
-    model = onnx.load(again)
-    assert not any(n.name.startswith("finecast_scale") for n in model.graph.node)
-    left = {p.key for n in model.graph.node for p in n.metadata_props}
-    assert not any("exponents" in key or "scales" in key for key in left)
-    back = constants(again)
-    for name, array in constants_of(kind).items():
-        if array.ndim == 1:
-            lost = 0.0 if "bf16" not in policy else Format.BF16.epsilon * np.abs(array)
-            same = (a.shape == array.shape and (abs(a - array) <= lost).all() for a in back)
-            assert any(same), name
-    api.convert(low, again, "matmult:bf16", force=True)
-    assert off(again, net, kind) < 0.05
-
-
-def test_fp32_weights_come_back_bit_for_bit(net: Path, kind: str) -> None:
-    """Those of products that the plan leaves in fp32 are rescaled with their neighbours'."""
-    low, again = net.with_name("low.onnx"), net.with_name("again.onnx")
-    kept = {"equalise": ("stem", "w0"), "smooth": ("second", "w2")}[kind]
-    data = {"x": DATA[kind]}
-    made = api.convert(
-        net, low, f"all:int8+{kind}", data=data, user_rules={"keep": keeping(kept[0])}
-    )
-    assert made.plan.formats[kept[0]] is Format.FP32
-    assert made.plan.adjustments
-    api.convert(low, again, "matmult:bf16", user_rules={"keep": keeping("")})
-    back = constants(again)
-    assert any(np.array_equal(a, constants_of(kind)[kept[1]]) for a in back)
 
 
 def keeping(name: str) -> UserRule:
@@ -230,11 +199,10 @@ def test_weights_of_constant_nodes(net: Path, kind: str) -> None:
     del model.graph.initializer[:], model.graph.node[:]
     model.graph.node.extend(nodes)
     onnx.save(model, net)
-    out, again = net.with_name("low.onnx"), net.with_name("again.onnx")
+    out = net.with_name("low.onnx")
     done = api.convert(net, out, f"all:int8+{kind}", data={"x": DATA[kind]})
     assert any(gain.gains for gain in done.gains)
-    api.convert(out, again, "matmult:bf16")
-    assert off(again, net, kind) < 0.05
+    assert off(out, net, kind) == pytest.approx(done.gains[0].error_with, rel=0.2)
 
 
 def test_a_model_with_data_of_its_own(net: Path, kind: str) -> None:

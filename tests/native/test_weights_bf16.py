@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -25,7 +23,6 @@ from finecast.native.profiles import Profiles
 from finecast.native.subject import Built
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
-from finecast.rules.policy import Policy
 from tests.native.weights_only import coded, engine_for, output_of, saved
 
 Array = NDArray[np.float32]
@@ -124,22 +121,6 @@ def test_kernels_read_codes_and_compute_in_bf16(
     assert np.array_equal(output_of(again, inputs()), got)
     told = api.explain(net, "second", plan=plan)
     assert [one["read_as"] for one in told.inputs][:2] == ["bf16", fmt.label]
-
-
-def test_it_is_taken_back_and_left_as_it_is(net: Path, engine: OpenVinoEngine) -> None:
-    out, again, back = (net.with_name(f"{n}{net.suffix}") for n in ("low", "again", "back"))
-    policy = f"all:{INT8.label},bf16"
-    first = api.convert(net, out, policy, engine="openvino")
-    same = api.convert(out, again, policy, engine="openvino", verify=False)
-    assert same.counts == first.counts
-    assert np.array_equal(output_of(again, inputs()), output_of(out, inputs()))
-    nothing = replace(Policy.of("all:bf16"), exclude=(re.compile("."),))
-    told = api.convert(out, back, nothing, engine="openvino", verify=False)
-    note = f"conversion to {policy} was taken back, but weights keep"
-    assert any(note in w for w in told.warnings)
-    # Digits that constants lost do not come back: all were stored low.
-    wanted = expected(read_in(INT8), low=False)
-    np.testing.assert_allclose(output_of(back, inputs()), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_it_needs_products_in_bf16(

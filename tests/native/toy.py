@@ -10,7 +10,7 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -28,6 +28,7 @@ from finecast.native.model import OpenedModel, RunOptions
 from finecast.numbers.formats import Format
 from finecast.planning.placing import Placement, place
 from finecast.planning.plan import Plan
+from finecast.planning.provenance import Provenance
 from finecast.plugin import FrontendEntry
 from finecast.rules.policy import Policy
 from tests.native.toy_chain import Chain, ToySession, graph_of, verify
@@ -46,13 +47,16 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
 def read(path: Path, *, trust: bool = False) -> ToyModel:
     del trust  # nothing in a file is ever executed
     try:
-        chain: Chain = json.loads(path.read_text(encoding="utf-8"))["ops"]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        chain: Chain = content["ops"]
         graph = graph_of(chain, files.digest(path))
     except OSError as error:
         raise UsageError(f"cannot read: {error.strerror}", where=str(path)) from error
     except (ValueError, LookupError, TypeError, StopIteration) as error:
         raise ModelError(f"no toy: {error}", where=str(path), fix="write it again") from error
-    return ToyModel(path=path, name=str(path), model=chain, graph=graph, digest=graph.digest)
+    made_by = Provenance.read(content.get("notes", {}))
+    facts: Any = {"path": path, "name": str(path), "model": chain, "graph": graph}
+    return ToyModel(digest=graph.digest, converted=made_by, **facts)
 
 
 def take(model: object) -> ToyModel:
@@ -66,6 +70,7 @@ class ToyModel(OpenedModel):
     model: Chain
     graph: Graph
     digest: str
+    converted: Provenance | None = None
 
     @property
     def size_bytes(self) -> int:

@@ -22,6 +22,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.points import rounding_points
 from finecast.planning.problem import Analysis, roundings
+from finecast.planning.provenance import Provenance
 from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import make_units
 from finecast.progress import Progress
@@ -56,7 +57,8 @@ def planner_of(
 def built_of(chain: Chain, graph: Graph, plan: Plan, name: str) -> ToyBuilt:
     plan.check(graph, where=name)
     model = lowered(chain, plan)
-    content = json.dumps({"ops": model, "plan": plan.digest}).encode()
+    notes = Provenance.of(plan, name).notes
+    content = json.dumps({"ops": model, "notes": notes}).encode()
     inner = model[1:-1]  # casts of the input and the output are at the ends
     casts = sum(op["op"] == "cast" for op in inner)
     return ToyBuilt(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from finecast_report.frontier import (
     points_of,
     predicted_of,
 )
-from tests.reports import made
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -106,18 +104,9 @@ def test_a_search_that_found_nothing_has_a_picture(found: dict[str, Any]) -> Non
     assert "chosen: 1.00x" in [t.text for t in drawn.iter(f"{SVG}text")]
 
 
-def test_a_file_has_the_picture_or_the_figures(tmp_path: Path) -> None:
-    result = made.result()
-    content = result.to_dict()
-    result.write_frontier(tmp_path / "a.svg")
-    assert (tmp_path / "a.svg").read_text() == picture(content, result.source.name)
-    result.write_frontier(tmp_path / "a.json")
-    assert json.loads((tmp_path / "a.json").read_text())["frontier"] == content["frontier"]
-
-
 def test_another_suffix_is_an_error_before_any_work() -> None:
-    with pytest.raises(UsageError, match=r"drawn as .svg or written as .json"):
-        TuneRequest(frontier=Path("a.png"))
+    with pytest.raises(UsageError, match=r"written as .html, .svg or .json"):
+        TuneRequest(report=Path("a.png"))
 
 
 @pytest.mark.parametrize("objective", ["latency", "size", "memory"])
@@ -129,7 +118,7 @@ def test_a_search_draws_its_frontier(tmp_path: Path, objective: str) -> None:
         target="avx512-vnni",
         max_trials=1,
         objective=objective,
-        frontier=tmp_path / "plans.svg",
+        report=tmp_path / "plans.svg",
     )
     drawn = (tmp_path / "plans.svg").read_text()
     assert "digits.onnx" in drawn

@@ -218,33 +218,6 @@ def test_any_plan(name: str, seed: int, saved: Callable[[str], Saved], tmp_path:
     assert difference(served(tmp_path / "low", feeds), exact) <= limit
 
 
-@ALL
-def test_a_conversion_is_taken_back(
-    name: str, saved: Callable[[str], Saved], tmp_path: Path
-) -> None:
-    """Another policy starts from the ops in fp32, on the digits that weights still have."""
-    one = saved(name)
-    finecast.convert(one.path, tmp_path / "low", "all:bf16")
-    again = frontend.capture(load(tmp_path / "low"), "").original
-    assert again is not None
-
-    def ops(graph: Graph) -> dict[str, Format | None]:
-        return {n.name: n.format for n in graph.nodes}
-
-    assert ops(again.graph) == ops(one.file.graph)
-    feeds = one.feeds()
-    exact, found = one.session.run(feeds), run(again.model, feeds)
-    assert 0 < difference(found, exact) < 0.02
-    done = finecast.convert(tmp_path / "low", tmp_path / "half", "all:fp16")
-    assert any("all:bf16 was taken back" in text for text in done.warnings)
-    formats = {d.format for d in done.plan.decisions}
-    assert Format.FP16 in formats
-    assert Format.BF16 not in formats
-    kinds = {n.op: n.attr["DstT"].type for n in every_node(load(tmp_path / "half").graph)}
-    assert kinds["Cast"] in (tf.float16.as_datatype_enum, tf.float32.as_datatype_enum)
-    assert difference(served(tmp_path / "half", feeds), exact) < 0.02
-
-
 @WITH_BODIES
 def test_switches_reach_into_bodies(name: str, saved: Callable[[str], Saved]) -> None:
     one = saved(name)

@@ -134,54 +134,24 @@ def test_a_plan_of_another_model_is_refused(mlp: Model, tmp_path: Path) -> None:
 def test_what_was_converted_says_so(mlp: Model, tmp_path: Path) -> None:
     done = finecast.convert(mlp.path, tmp_path / "low", "all:bf16")
     notes = json.loads((tmp_path / "low/assets.extra/finecast.json").read_text())
-    assert notes == {"plan": done.plan.digest, "policy": "all:bf16"}
-    for policy in ("all:bf16", "none"):
-        again = finecast.convert(tmp_path / "low", tmp_path / policy, policy)
-        assert any("an earlier conversion to all:bf16 stays" in w for w in again.warnings)
-        notes = json.loads((tmp_path / policy / "assets.extra/finecast.json").read_text())
-        assert notes["policy"] == "all:bf16"
-        one, two = (served(tmp_path / n, {"x": X})["scores"] for n in ("low", policy))
-        np.testing.assert_array_equal(one, two)
-
-
-def test_another_policy_takes_a_conversion_back(mlp: Model, tmp_path: Path) -> None:
-    first = replace(finecast.Policy.parse("all:bf16"), io={"x": Format.BF16})
-    finecast.convert(mlp.path, tmp_path / "low", first)
-    done = finecast.convert(tmp_path / "low", tmp_path / "some", "matmult:bf16")
-    assert any("an earlier conversion to all:bf16 was taken back" in w for w in done.warnings)
-    types = types_of(tmp_path / "some")
-    low = {n for n, t in types.items() if t == "bfloat16"}
-    assert low == {d.node for d in done.plan.decisions if d.op == "matmul"}
-    after = served(tmp_path / "some", {"x": X})["scores"]  # an input in fp32 again
-    np.testing.assert_allclose(after, mlp.serve({"x": X})["scores"], atol=0.02)
-
-
-def test_what_was_low_before_a_conversion_stays_low(tmp_path: Path) -> None:
-    def call(x: Any) -> dict[str, Any]:
-        half = tf.matmul(tf.cast(x, tf.float16), tf.eye(16, dtype=tf.float16))
-        return {"y": tf.matmul(tf.cast(half, tf.float32), tf.ones([16, 4]) / 3)}
-
-    model = of_function(tmp_path / "m", call, [ROWS])
-    before = sorted((n.op, str(n.attr["T"])) for n in nodes_of(model.path).values())
-    finecast.convert(model.path, tmp_path / "low", "all:bf16")
-    again = frontend.capture(load(tmp_path / "low"), "").original
-    assert again is not None
-    assert sorted((n.op, str(n.attr["T"])) for n in again.model.graph.node) == before
-
-
-def test_a_weight_that_is_still_there_in_fp32_is_read_again(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    w = tf.constant(rng.normal(size=(16, 16)).astype(np.float32))
-
-    def call(x: Any) -> dict[str, Any]:
-        return {"y": tf.matmul(x, w) + tf.reduce_sum(w * x[0], axis=1)}
-
-    model = of_function(tmp_path / "m", call, [ROWS])
-    finecast.convert(model.path, tmp_path / "low", "matmult:bf16")
-    again = frontend.capture(load(tmp_path / "low"), "").original
-    assert again is not None
-    found = TensorFlowEngine().load(again.model).run({"x": X})
-    np.testing.assert_array_equal(found["y"], model.serve({"x": X})["y"])
+    assert notes == {
+        "plan": done.plan.digest,
+        "policy": "all:bf16",
+        "original": mlp.path.name,
+        "original_digest": done.plan.model,
+    }
+    advice = rf"give the original: {mlp.path.name}, digest {done.plan.model}"
+    in_memory = finecast.convert(mlp.path, None, "all:bf16").model
+    for low in (tmp_path / "low", in_memory):
+        for policy in ("all:bf16", "none", "matmult:bf16"):
+            with pytest.raises(ModelError, match=advice):
+                finecast.convert(low, tmp_path / "again", policy)
+        with pytest.raises(ModelError, match=advice):
+            finecast.tune(low, data={"x": X})
+        with pytest.raises(ModelError, match=advice):
+            finecast.apply(done.plan, low)
+    with pytest.raises(ModelError, match=advice):  # as OpenVINO reads it
+        finecast.convert(tmp_path / "low", tmp_path / "again.xml", "all:bf16")
 
 
 def test_nothing_half_written_stays(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -74,22 +73,6 @@ def test_a_model_that_calls_python(tmp_path: Path) -> None:
 
     of_function(tmp_path / "m", call, [ROWS])
     refused(tmp_path / "m", r"calls Python \(EagerPyFunc\)")
-
-
-@pytest.mark.parametrize(
-    "notes", [{"low_before": "[cut"}, {"low_before": "1"}, {"ports_before": '{"x": "fp7"}'}]
-)
-def test_a_conversion_whose_notes_cannot_be_read_is_not_taken_back(
-    notes: dict[str, str], tmp_path: Path
-) -> None:
-    of_function(tmp_path / "m", lambda x: {"y": x @ tf.ones([16, 4])}, [ROWS])
-    finecast.convert(tmp_path / "m", tmp_path / "low", "all:bf16")
-    written = {"policy": "all:bf16", "plan": "0" * 16, **notes}
-    (tmp_path / "low/assets.extra/finecast.json").write_text(json.dumps(written))
-    with pytest.raises(ModelError, match="has no notes of what was changed") as caught:
-        finecast.convert(tmp_path / "low", None, "matmult:bf16")
-    assert str(tmp_path / "low") in str(caught.value)
-    assert caught.value.fix
 
 
 def test_two_names_of_one_function_are_no_two_functions(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import finecast.torch as ft
 from finecast import rules
 from finecast.planning.plan import Plan
-from tests.torch.uncompiled import kernels_that_compute_nothing
+from plugins.training.tests.uncompiled import kernels_that_compute_nothing
 
 pytestmark = [
     pytest.mark.slow,

@@ -82,7 +82,9 @@ class Ranges:
 Rules = Annotated[RunOptions, Only("user_rules")]
 
 
-def narrowed(choice: CastChoice, narrowing: Policy, ranges: Ranges) -> CastChoice:
+def narrowed(
+    choice: CastChoice, narrowing: Policy, ranges: Ranges | None = None
+) -> CastChoice:
     """``choice`` with its policy narrowed.
 
     Raises:
@@ -94,7 +96,7 @@ def narrowed(choice: CastChoice, narrowing: Policy, ranges: Ranges) -> CastChoic
         if getattr(narrowing, field.name) != default_of(Policy, field.name)
     }
     policy = choice.policy
-    if ranges.calibration is not None:
+    if ranges is not None and ranges.calibration is not None:
         policy = policy.calibrated(ranges.calibration)
     if "adjust" in stated and not (policy.adjusts or policy.open_formats):
         from finecast.errors import UsageError

@@ -24,9 +24,7 @@ from finecast.cli.groups import Only
 from finecast.cli.output import warn, write_report
 from finecast.cli.policy_options import (
     Casting,
-    Narrowing,
     OfDevice,
-    Ranges,
     Rules,
     Target,
     narrowed,
@@ -45,6 +43,7 @@ from finecast.native.lock import lock_files
 from finecast.native.model import ReadOptions
 from finecast.native.opening import plan_beside, study_beside
 from finecast.progress import shown
+from finecast.rules.policy import Policy
 from finecast.tuning.goal import Execution, Goal, TuneRequest
 
 if TYPE_CHECKING:
@@ -54,11 +53,13 @@ if TYPE_CHECKING:
 Records = Annotated[
     TuneRequest,
     Only(
-        *("plan_out", "study", "resume", "start", "frontier", "report", "lock", "price_book"),
+        *("resume", "start", "report", "lock"),
     ),
 ]
 Certified = Annotated[DataOptions, Only(*EVALUATION, "groups")]
-Search = Annotated[Goal, Only("objective", "min_speedup", "max_trials", "timeout_s")]
+Search = Annotated[Goal, Only("objective", "max_trials", "timeout_s")]
+Searched = Annotated[Policy, Only("exclude", "op_formats", "io")]
+"""Narrows what is searched; how it is written and calibrated the search finds by itself."""
 
 
 def run(
@@ -69,8 +70,7 @@ def run(
     criterion: Criterion,
     goal: Search,
     casting: Casting,
-    narrowing: Narrowing,
-    ranges: Ranges,
+    narrowing: Searched,
     rules: Rules,
     device: OfDevice,
     request: Records,
@@ -99,23 +99,19 @@ def run(
 
       finecast tune m.pt2 -o low.pt2 --data val.npz --metric top1
     """
-    choice = narrowed(choose(casting.request(target), device), narrowing, ranges)
+    choice = narrowed(choose(casting.request(target), device), narrowing)
     output = written.path
     assert output is not None
-    plan, study = (
-        request.plan_out or plan_beside(output),
-        request.study or study_beside(output),
-    )
+    plan, study = plan_beside(output), study_beside(output)
     written = _replacing(source, how, written, plan, study, resume=request.resume)
     files = files_of(source, data, rule_files(rules), force=written.force)
     files.read("--start", request.start if isinstance(request.start, Path) else None)
-    files.write("--plan-out", plan)
+    files.write("the plan", plan)
     for path in lock_files(output) if request.lock else ():
         files.write("the lock", path)
-    files.write("--frontier", request.frontier)
     files.write("--report", request.report)
     model = open_model(files, source, written, how, engine=running.engine)
-    files.write("--study", study, beside=journals(study), replaces=False)
+    files.write("the study", study, beside=journals(study), replaces=False)
     request = replace(
         request,
         data=data,

@@ -3,9 +3,7 @@
 Law: every row names the release that the fault was seen in, its report (an issue of the
 engine's project, or a text for one in ``docs/upstream``), and the test that fails once a
 release is right. Then ``mended`` says which release that is, and nothing is worked around
-where that release or a later one is installed: plans may contain the op again, and what
-earlier conversions added because of the fault leaves the model with the next one to another
-policy.
+where that release or a later one is installed: plans may contain the op again.
 """
 
 from __future__ import annotations
@@ -27,6 +25,8 @@ class KnownFault:
         engine: The engine or library; the name of its package, too.
         seen: The last release that was seen to have the fault.
         mended: The first release that has not; empty if there is none yet.
+        met: In how many of the nets that were counted it is met, as ``3 of 41``, by
+            ``scripts/faults_met.py``; empty where nothing finds it in a graph.
         upstream: The address of the report, or the file of a text for one.
         test: The test that shows the fault, or what is done about it.
         fault: What is wrong.
@@ -36,6 +36,7 @@ class KnownFault:
     engine: str
     seen: str
     mended: str
+    met: str
     upstream: str
     test: str
     fault: str
@@ -56,15 +57,6 @@ def known_faults() -> dict[str, KnownFault]:
 def is_here(name: str) -> bool:
     """Whether the installed release of an engine has the fault of that name."""
     return known_faults()[name].is_here
-
-
-def is_mended(name: str) -> bool:
-    """Whether a fault is known, and the installed release of its engine is right.
-
-    Models note by this name the ops that are there because of a fault. They may come from
-    another release of finecast, with other faults, or from none (an empty name).
-    """
-    return name in known_faults() and not is_here(name)
 
 
 @cache

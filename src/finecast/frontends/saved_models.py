@@ -18,8 +18,6 @@ from finecast.errors import ModelError
 from finecast.frontends.wire import fields
 
 NOTES_FILE: Final = Path("assets.extra") / "finecast.json"
-POLICY: Final = "policy"
-"""The key of the note that names the policy of the conversion."""
 
 
 def notes_in(folder: Path) -> dict[str, str]:
@@ -32,25 +30,6 @@ def notes_in(folder: Path) -> dict[str, str]:
         return {}
     notes = cast("dict[str, object]", found)
     return {key: str(value) for key, value in notes.items()}
-
-
-def converted_to(notes: Mapping[str, str]) -> str:
-    """The policy of the conversion that wrote the notes; empty if there was none."""
-    return notes.get(POLICY, "")
-
-
-def stays_low(folder: Path) -> str:
-    """The warning for a converted SavedModel whose reader takes no conversion back.
-
-    Empty if finecast did not convert it.
-    """
-    policy = converted_to(notes_in(folder))
-    if not policy:
-        return ""
-    return (
-        f"the SavedModel was converted by finecast before, to {policy}, and OpenVINO reads it"
-        " as it is: what is low in it stays low; give the model that it was made from"
-    )
 
 
 WRITES: Final = re.compile(r"(Assign\w*Variable|ResourceScatter\w*|ResourceApply\w*)(Op)?")

@@ -429,10 +429,7 @@ def _warnings(
     found += quantized_notes(applied.graph)
     found += random_notes(applied.graph, fixed=source.fixes_draws)
     found += source.told
-    earlier = source.earlier_notes(policy)
-    if earlier:
-        found += earlier
-    elif not applied.edits and policy.scope is not Scope.NONE:
+    if not applied.edits and policy.scope is not Scope.NONE:
         lowest = planner.lowest()
         permitted = set(lowest.formats.values())
         found.append(nothing_converted(lowest) if used == permitted else NOTHING_GAINS)

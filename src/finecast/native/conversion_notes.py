@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
 from finecast.graph import Graph, Node
 from finecast.naming import listed
-from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.planning.plan import Decision, Plan
 from finecast.rules.base import DECISION, UNFIT, Reason
-from finecast.rules.policy import Policy, conversion_stays
+from finecast.rules.policy import Policy
 
 _NAMED: Final = 3
 """The most ops that a note names."""
@@ -103,19 +101,6 @@ def unfit_notes(plan: Plan) -> list[str]:
         f"{listed(ops, _NAMED)} {'keeps' if len(ops) == 1 else 'keep'} {label}: {text}"
         for (label, text), ops in names.items()
     ]
-
-
-def earlier_conversion(was: str, policy: Policy) -> list[str]:
-    """Notes on what becomes of a conversion to the policy ``was``; none if that is empty."""
-    if not was:
-        return []
-    if conversion_stays(was, policy.label):
-        return [f"an earlier conversion to {was} stays: for fp32 give the model of before it"]
-    labels = re.split(r"[:,@ ]", was)
-    coded = any(fmt.has_scales for fmt in Format if fmt.label in labels)
-    exact = "for exact ones give the model of before it"
-    codes = f", but weights keep the numbers of their codes: {exact}"
-    return [f"an earlier conversion to {was} was taken back{codes if coded else ''}"]
 
 
 def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:

@@ -19,7 +19,7 @@ from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.fallen_apart import FallenApart, broken_by, load_with_kernels
 from finecast.engines.loading import from_memory
 from finecast.engines.probe import drop_slow_formats, speed_of
-from finecast.errors import EngineError, ModelError, UsageError
+from finecast.errors import EngineError, UsageError
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph, Value
@@ -49,7 +49,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.placing import Placement, place, policy_of
 from finecast.planning.plan import Plan
 from finecast.rules.facts import ValueFacts
-from finecast.rules.policy import Policy, conversion_stays
+from finecast.rules.policy import Policy
 
 # OpenVINO 2026.4 compiles 200 MB of weights in 0.6 s of a CPU, and 6,000 nodes in 10 s.
 _MOST_NODES_COMPILED: Final = 4000
@@ -159,24 +159,11 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         return self.prepare(AS_IT_IS).graph
 
     def placement(self, plan: Plan) -> Placement:
-        """What becomes of a plan here, on the model taken to fp32 where the plan's was.
-
-        Raises:
-            ModelError: If the model was made by the plan: its weights are rounded.
-        """
+        """What becomes of a plan here, on the model taken to fp32 where the plan's was."""
         model = self.to_fp32(plan.from_type) if plan.from_type else self
         assert isinstance(model, EngineModel)
         prepared = model.prepare(policy_of(plan))
-        found = place(plan, prepared.graph, prepared.minimal_opset)
-        was = self.file.converted
-        if was and not found.same and conversion_stays(was, policy_of(plan).label):
-            raise ModelError(
-                f"it was converted to {was} already, as the plan says, and its weights are"
-                " rounded",
-                where=self.name,
-                fix="give the model that the plan was made for",
-            )
-        return found
+        return place(plan, prepared.graph, prepared.minimal_opset)
 
     def write(
         self, built: Built, output: Destination, subject: Subject, workload: Workload

@@ -27,6 +27,7 @@ from finecast.planning.placing import Placement
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.points import moves
+from finecast.planning.provenance import Provenance
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.facts import ValueFacts
@@ -135,6 +136,7 @@ class OpenedModel(ABC):
         digest: Identifies its content, in plans and studies.
         path: Its file or folder.
         external: Files other than ``path`` that are read with it.
+        converted: The conversion that made it; None if finecast did not.
     """
 
     model: Any
@@ -142,6 +144,7 @@ class OpenedModel(ABC):
     digest: str
     path: Path
     external: Sequence[Path] = ()
+    converted: Provenance | None = None
 
     @property
     def source(self) -> Path:
@@ -152,6 +155,11 @@ class OpenedModel(ABC):
     @abstractmethod
     def size_bytes(self) -> int:
         """Bytes of the model where it is stored."""
+
+    def check_original(self) -> None:
+        """Raise ModelError for a model that a conversion made: it names its original."""
+        if self.converted is not None:
+            raise self.converted.refusal(self.name)
 
     @abstractmethod
     def check_policy(self, policy: Policy) -> None:

@@ -68,8 +68,9 @@ class OvModel(EngineModel[OvFile, OvPrepared]):
         return self.knowing_free(exact_session(frontend.stated_in_types(self.file)))
 
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
-        """A copy that rounds by arithmetic; conversions by another policy are undone."""
-        return frontend.roundable(self.file, policy, adjustments)
+        """A copy that rounds by arithmetic."""
+        del policy
+        return frontend.roundable(self.file, adjustments)
 
     def _prepare(self, policy: Policy) -> OvPrepared:
         return frontend.prepare(self.file, policy)

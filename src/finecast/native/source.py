@@ -26,7 +26,7 @@ from finecast.frontends.prepared import AppliedModel, PreparedModel
 from finecast.frontends.replaying import edits_of
 from finecast.graph import Dim, Graph
 from finecast.native.artefact import Destination, Verified
-from finecast.native.conversion_notes import earlier_conversion, kept_types
+from finecast.native.conversion_notes import kept_types
 from finecast.native.model import OpenedModel
 from finecast.native.subject import Built
 from finecast.numbers.formats import Format
@@ -35,6 +35,7 @@ from finecast.planning.edits import RoundTrip, cast_count
 from finecast.planning.free_rows import FreeOutput, free_outputs
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.planning.provenance import Provenance
 from finecast.rules.draws import random_notes
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.quantized import quantized_notes
@@ -78,8 +79,8 @@ class ModelFile(Protocol):
         ...
 
     @property
-    def converted(self) -> str:
-        """The label of the policy that it was converted by; empty if it was not."""
+    def converted(self) -> Provenance | None:
+        """The conversion that made it; None if finecast did not."""
         ...
 
     @property
@@ -147,6 +148,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
 
     file: FileT
     told: Sequence[str] = field(default=(), init=False)
+    converted: Provenance | None = field(default=None, init=False)
     _prepared: tuple[Policy, PreparedT] | None = field(default=None, init=False)
     _free: tuple[FreeOutput, ...] | None = field(default=None, init=False)
 
@@ -158,6 +160,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
             self.file.external,
         )
         self.name, self.digest, self.told = self.file.name, self.file.digest, self.file.told
+        self.converted = self.file.converted
 
     def __repr__(self) -> str:
         """The model's name, library and size."""
@@ -250,7 +253,13 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         return self
 
     def prepare(self, policy: Policy) -> PreparedT:
-        """The model prepared for ``policy``; the last one is cached."""
+        """The model prepared for ``policy``; the last one is cached.
+
+        Raises:
+            ModelError: If ``policy`` may change it, and a conversion made it.
+        """
+        if policy.scope is not Scope.NONE:
+            self.check_original()
         if self._prepared is None or self._prepared[0] != policy:
             self._prepared = (policy, self._prepare(policy))
         return self._prepared[1]
@@ -286,14 +295,13 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
 
     def reference_name(self, graph: Graph) -> str:
         """The name of the baseline: fp32, or the model given if that was low or quantized."""
-        came_low = self.earlier_notes(AS_IT_IS) or quantized_notes(graph)
+        came_low = self.converted is not None or quantized_notes(graph)
         return "the model given" if came_low else Format.FP32.label
 
     def notes(self, planner: Planner) -> Sequence[str]:
-        """Notes on an earlier conversion, and on ops that keep their types."""
+        """Notes on ops that keep their types, and on those that draw random numbers."""
         policy, graph = planner.policy, planner.graph
         return [
-            *self.earlier_notes(policy),
             *self.kept_notes(graph, policy),
             *quantized_notes(graph),
             *random_notes(graph, fixed=self.fixes_draws),
@@ -302,10 +310,6 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
     def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:
         """Notes on ops that keep a type other than fp32, and what to do about it."""
         return [f"{text}: {self.fp32_fix}" for text in kept_types(graph, policy).values()]
-
-    def earlier_notes(self, policy: Policy) -> list[str]:
-        """Notes on what becomes of an earlier conversion of the model."""
-        return earlier_conversion(self.file.converted, policy)
 
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
         """A copy, prepared for the policy of that label, to which roundings are added.

@@ -130,16 +130,17 @@ def _parsed(text: str, where: str, fix: str) -> Any:
         raise UsageError("it is no JSON", where=where, fix=fix) from error
 
 
-def report_path(given: str | Path | None) -> Path | None:
-    """The path of a report; None stays None.
+def report_path(given: str | Path | None, *, drawn: bool = False) -> Path | None:
+    """The path of a report, or with ``drawn`` of its picture; None stays None.
 
     Raises:
-        UsageError: If its suffix is neither ``.html`` nor ``.json``.
+        UsageError: If its suffix is none of ``.html``, ``.json`` and, if drawn, ``.svg``.
     """
     path = None if given is None else Path(given)
-    if path is not None and path.suffix.lower() not in (".html", ".json"):
+    suffixes = (".html", *([".svg"] if drawn else []), ".json")
+    if path is not None and path.suffix.lower() not in suffixes:
         raise UsageError(
-            "a report is written as .html or .json",
+            f"a report is written as {', '.join(suffixes[:-1])} or {suffixes[-1]}",
             where=str(path),
             fix="give the file one of these suffixes",
         )

@@ -430,14 +430,3 @@ def _formats_of_ports(
         if "=" not in text:
             raise unknown_name(text, [*_PORTS, "NAME=FORMAT"], what="word", where="--io")
     return formats_by_name(given, option="--io")
-
-
-def conversion_stays(was: str, policy: str) -> bool:
-    """Whether a model converted by the policy labelled ``was`` is left so for ``policy``.
-
-    If not, the conversion is undone first. One by a hint always is: the model is in fp32, and
-    casts or roundings that are added would be computed low as all else is.
-    """
-    if was.endswith(BY_HINT):
-        return False
-    return policy == was or policy.partition(":")[0] == Scope.NONE.value

@@ -280,8 +280,8 @@ class TuneRequest:
         study: The file in which trials are kept.
         resume: Whether trials in that file count.
         plan_out: Where the plan is written if the model improved; None for nowhere.
-        frontier: Where the frontier is drawn (.svg) or its figures are written (.json).
-        report: Where the report is written, as a page (.html) or its data (.json).
+        report: Where the report is written, as a page (.html), its picture of all plans (.svg)
+            or its data (.json).
         start: A plan of this model, or of an earlier version of it, that is tried first.
         lock: Whether a lock is written beside the model, by which ``verify`` tells elsewhere
             whether the model does the same.
@@ -312,19 +312,12 @@ class TuneRequest:
     resume: bool = Option(help="Take up the study where it was cut off.", kind=bool).field(
         False
     )
-    frontier: Path | None = Option(
-        help="Draw speed against error of all plans, predicted and tried: FILE.svg, or"
-        " FILE.json for the figures.",
-        metavar="FILE.svg|.json",
-        kind=Path,
-        convert=path_of,
-    ).field(None)
     report: Path | None = Option(
-        help="Write a page of what was found and why, op by op: FILE.html, or FILE.json for"
-        " its data.",
-        metavar="FILE.html|.json",
+        help="Write a page of what was found and why, op by op: FILE.html; FILE.svg for the"
+        " picture of all plans alone, FILE.json for the data.",
+        metavar="FILE.html|.svg|.json",
         kind=Path,
-        convert=report_path,
+        convert=partial(report_path, drawn=True),
     ).field(None)
     start: Path | Plan | None = Option(
         help="A plan of this model or of an earlier version of it. It is tried first; if it"
@@ -352,18 +345,11 @@ class TuneRequest:
         """Read paths that were given as text.
 
         Raises:
-            UsageError: If the criterion means nothing for the metric, the frontier's file is
-                neither a picture nor figures, or that of the report neither a page nor data.
+            UsageError: If the criterion means nothing for the metric, or the report's file is
+                neither a page, a picture nor data.
         """
         convert_options(self)
         self._check_criterion()
-        suffix = ".svg" if self.frontier is None else self.frontier.suffix.lower()
-        if suffix not in (".svg", ".json"):
-            raise UsageError(
-                "the frontier is drawn as .svg or written as .json",
-                where=f"--frontier {self.frontier}",
-                fix="give the file one of these suffixes",
-            )
 
     def _check_criterion(self) -> None:
         """Check the criterion where the fp32 model's metric is known without running it."""

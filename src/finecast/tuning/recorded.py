@@ -88,7 +88,11 @@ def _of_plan(
 def _of_study(path: Path, plan: Plan | None) -> PlanReport:
     """The report of the last run in a study, or of its last run that ended with ``plan``."""
     if not path.is_file():
-        raise UsageError("there is no such study", where=str(path), fix="give tune's --study")
+        raise UsageError(
+            "there is no such study",
+            where=str(path),
+            fix="give what tune wrote: OUTPUT.study.db",
+        )
     found = Study(path).record(None if plan is None else plan.digest)
     if found is None:
         of = "" if plan is None else " that ended with this plan"

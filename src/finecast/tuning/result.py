@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,7 +14,6 @@ from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
 from finecast.engines.usage import Inputs, how_to_run, in_memory_notes
 from finecast.errors import UsageError
-from finecast.files import write_text
 from finecast.measure.environment import environment
 from finecast.measure.study import Trial
 from finecast.naming import number_of
@@ -25,7 +23,7 @@ from finecast.native.opening import engine_of
 from finecast.native.subject import Built
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Priced
-from finecast.reports import drawing, drawn
+from finecast.reports import drawing
 from finecast.reports.base import Report, TextTable
 from finecast.reports.content import Sources, content_of
 from finecast.reports.plan_report import PlanReport
@@ -265,22 +263,6 @@ class Result(Report):
         picture = None if self.verdict is Verdict.CONVERTED else drawing("picture")
         shown = "" if picture is None else picture(self.to_dict(), "plans")
         return shown + Report._repr_html_(self)
-
-    def write_frontier(self, path: Path) -> None:
-        """Write the picture of the search to an ``.svg``, or its figures to a ``.json``.
-
-        Raises:
-            UsageError: If it is to be a picture, and no plugin here draws one.
-        """
-        content = self.to_dict()
-        if path.suffix.lower() == ".svg":
-            write_text(path, drawn("picture")(content, self.source.name))
-            return
-        parts = (
-            *("verdict", "conditions", "baseline", "tuned", "frontier", "candidates"),
-            *("anchors", "trials"),
-        )
-        write_text(path, json.dumps({name: content[name] for name in parts}, indent=1) + "\n")
 
     @property
     def improved(self) -> bool:

@@ -82,17 +82,6 @@ def test_a_scope_takes_the_first_format_that_an_op_may_have(tmp_path: Path) -> N
     assert formats["t_node"] is Format.BF16, "fp8 rounds operands: it is none of a transpose"
 
 
-@pytest.mark.parametrize("policy", ["all:bf16,fp16", "auto:bf16,fp16"])
-def test_another_policy_starts_from_the_original(tmp_path: Path, policy: str) -> None:
-    model = models.mlp(tmp_path / "m.onnx")
-    first = tmp_path / "first.onnx"
-    api.convert(model, first, policy, target="trn1")
-    second = api.convert(first, tmp_path / "second.onnx", "none:bf16", target="trn1")
-    assert not second.plan.counts.get("bf16")
-    same = api.convert(first, tmp_path / "same.onnx", policy, target="trn1")
-    assert same.casts == 0
-
-
 def searched(
     folder: Path, policy: str, forced: Format | None = None, **options: Any
 ) -> OnDevice:

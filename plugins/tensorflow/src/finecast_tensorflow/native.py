@@ -107,7 +107,8 @@ class TensorFlowModel(EngineModel[TensorFlowFile, TensorFlowPrepared]):
 
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
         """A copy that rounds by pairs of casts, or by arithmetic."""
-        return frontend.roundable(self.file, policy, adjustments)
+        del policy
+        return frontend.roundable(self.file, adjustments)
 
     def _prepare(self, policy: Policy) -> TensorFlowPrepared:
         return frontend.prepare(self.file, policy)

@@ -16,13 +16,13 @@ from finecast.frontends.collection import paused_collection
 from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.joining import ModelPair
 from finecast.frontends.native_model import adjust
-from finecast.frontends.onnx.coded_products import is_coded
+from finecast.frontends.onnx.coded_products import is_coded, restore_products
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.definitions import opset_of, signature
 from finecast.frontends.onnx.editor import name_nodes
 from finecast.frontends.onnx.functions import inline_functions
 from finecast.frontends.onnx.model import (
-    POLICY_KEY,
+    NOTES,
     OnnxFile,
     came_external,
     fits_one_message,
@@ -54,7 +54,6 @@ from finecast.frontends.onnx.types import (
     static_shapes,
     types_computed_in,
 )
-from finecast.frontends.onnx.undo import PLAN_KEY, note_types, undo
 from finecast.frontends.onnx.verify import check, first_line, shapeless_ports
 from finecast.frontends.onnx.writer import EditedModel, apply_edits
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
@@ -63,13 +62,14 @@ from finecast.graph import PHI, Graph, Node
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.edits import Edit
-from finecast.planning.plan import Plan
+from finecast.planning.plan import Decision, Plan
+from finecast.planning.provenance import Provenance
+from finecast.rules.base import DECIDED_BY, DECISION
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.user_rules import check_names
 
 __all__ = [
     "CODES",
-    "POLICY_KEY",
     "SOURCE_TYPES",
     "Applied",
     "OnnxFile",
@@ -232,7 +232,7 @@ class Applied(AppliedModel):
 def prepare(file: OnnxFile, policy: Policy, *, own: bool = False) -> Prepared:
     """Name the nodes, raise the opset as far as ``policy`` can need, infer types.
 
-    An earlier conversion to another policy is taken back, and local functions are inlined.
+    Local functions are inlined.
 
     Args:
         file: The model.
@@ -258,12 +258,12 @@ def prepare(file: OnnxFile, policy: Policy, *, own: bool = False) -> Prepared:
 def _opened(file: OnnxFile, policy: str, *, own: bool = False) -> ir.Model:
     """The model, a copy unless it is the caller's ``own``, with unique names of nodes.
 
-    Conversions to another policy are taken back and local functions inlined. What is known to
-    crash onnx's passes is refused here and not checked again: later edits add nothing of it.
+    Local functions are inlined. What is known to crash onnx's passes is refused here and not
+    checked again: later edits add nothing of it.
     """
     model = file.model if own else file.model.clone()
     name_nodes(model)
-    undo(model, policy)
+    restore_products(model)
     if policy.partition(":")[0] != Scope.NONE.value:
         model = inline_functions(model)
     check_inferable(model)
@@ -296,7 +296,7 @@ def _read(file: OnnxFile, model: ir.Model, *, shapes: bool) -> Prepared:
 
 def _message_of(file: OnnxFile, model: ir.Model) -> onnx.ModelProto | None:
     """The message that the file was parsed to, if ``model`` still has its values and ops."""
-    changed = file.model.functions or POLICY_KEY in file.model.metadata_props
+    changed = file.model.functions or file.converted
     return None if changed or opset_of(model) != opset_of(file.model) else file.message
 
 
@@ -329,14 +329,14 @@ def apply(file: OnnxFile, plan: Plan, prepared: Prepared | None = None) -> Appli
         for value in prepared.shaped:
             value.shape = None
         prepared, done, rounded = _replay(prepared, plan)
-        note_types(prepared.graph, prepared.binding, plan)
+        _note_types(prepared.graph, prepared.binding, plan)
         model, stated = prepared.model, tuple[Restated, ...]()
         if not plan.keep_ops and (done or any(map(is_coded, model.graph.all_nodes()))):
             model, stated = restate(model, plan.engine)
         stated = (*stated, *restated(prepared.graph, rounded))
     if done:
-        model.metadata_props[PLAN_KEY] = plan.digest
-        model.metadata_props[POLICY_KEY] = plan.policy
+        notes = Provenance.of(plan, file.name).notes
+        model.metadata_props.update({f"{NOTES}{key}": text for key, text in notes.items()})
     return Applied(model=model, graph=prepared.graph, edits=done, restated=stated)
 
 
@@ -385,6 +385,31 @@ def _replay(
     rounded = rounded_first(prepared.graph, done, plan)
     apply_edits(prepared.graph, prepared.binding, done, rounded)
     return prepared, done, rounded
+
+
+# ------------------------------------------------------------ notes on nodes that viewers show
+#
+# Netron and others list a node's ``metadata_props``. Only ops that a search lowered have such
+# a note: of others a policy or a rule says all there is to say. It has no measured figure, and
+# no reason that compares such figures: one plan gives the same file on any day.
+
+TYPE_KEY: Final = "finecast.type"
+
+
+def _note_types(graph: Graph, binding: OnnxBinding, plan: Plan) -> None:
+    """Note on each node the low type that a search chose."""
+    chosen = {d.node: d.format for d in plan.decisions if _is_chosen_low(d)}
+    for node in graph.float_nodes:
+        native = binding.nodes[node.id]
+        if native is not None and node.name in chosen:
+            native.metadata_props[TYPE_KEY] = chosen[node.name].label
+
+
+def _is_chosen_low(decision: Decision) -> bool:
+    """Whether costs, not a policy or a rule, chose a format other than fp32."""
+    return decision.format is not Format.FP32 and any(
+        r.rule == DECISION and DECIDED_BY in r.evidence for r in decision.reasons
+    )
 
 
 # ---------------------------------------------------- copies of a model that output its values

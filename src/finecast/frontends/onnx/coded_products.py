@@ -6,7 +6,8 @@ times slower than fp32. And one setting of a session says for all of these produ
 they round the values that they read. ``MatMulNBits`` says so by its own attribute
 ``accuracy_level``, and is fast in every layout.
 
-A model with such ops is read as what it was written from (``restore_products``).
+A model with such ops is read as what it was written from (``restore_products``), so that its
+graph is that of the plan.
 """
 
 from __future__ import annotations

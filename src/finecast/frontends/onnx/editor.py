@@ -20,13 +20,10 @@ FREE_INITIALIZERS: Final = 4
 """The first IR version in which an initializer need not be an input."""
 _FLOAT: Final = ir.DataType.FLOAT
 
-# The notes of a conversion are metadata of nodes, and all begin with this. By them ``undo``
-# tells what an edit changed from what the model's author wrote. The note of just this name is
-# the format that a node had before; of a node that an edit inserted it is empty.
+# The notes of a conversion are metadata of nodes, and all begin with this. They tell what an
+# edit changed from what the model's author wrote. The note of just this name is the format
+# that a node had before; of a node that an edit inserted it is empty.
 MARK: Final = "finecast.was"
-# Of a node that stands as it does because of an engine's fault: the fault's name. Where the
-# engine is right by now, a model is opened without what has this note, whatever the policy.
-FAULT_NOTE: Final = "finecast.fault"
 # Of the nodes that round one value by other ops than casts: the format's label, a space, and a
 # name that no other rounding has.
 ROUNDING: Final = f"{MARK}.rounding"

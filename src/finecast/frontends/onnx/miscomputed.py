@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from finecast.devices.faults import is_here, is_mended, known_faults
+from finecast.devices.faults import is_here, known_faults
 from finecast.frontends.onnx.constants import constant_tensor
-from finecast.frontends.onnx.editor import FAULT_NOTE, Editor, drop_unread
+from finecast.frontends.onnx.editor import Editor, drop_unread
 from finecast.naming import listed
 
 if TYPE_CHECKING:
@@ -125,16 +125,18 @@ _MISCOMPUTED: Final[Sequence[_Miscomputed]] = (
 
 def miscomputed(graph: onnx.GraphProto | ir.Graph) -> str:
     """What OpenVINO computes wrongly in a model and its bodies; empty if nothing is known."""
-    ops = _of_file(graph) if isinstance(graph, ir.Graph) else _of_message(graph)
-    for op in ops:
+    for op, fault in miscomputed_ops(graph):
+        what = known_faults()[fault].fault
+        return f"it computes {op} wrongly, a known fault ({fault}): {what}"
+    return ""
+
+
+def miscomputed_ops(graph: onnx.GraphProto | ir.Graph) -> Iterator[tuple[str, str]]:
+    """The ops that OpenVINO computes wrongly, bodies included, each with the fault's name."""
+    for op in _of_file(graph) if isinstance(graph, ir.Graph) else _of_message(graph):
         for row in _MISCOMPUTED:
             if op.kind in row.ops and row.when(op) and is_here(row.fault):
-                what = known_faults()[row.fault].fault
-                return (
-                    f"it computes {op.kind} {op.name!r} wrongly, a known fault ({row.fault}):"
-                    f" {what}"
-                )
-    return ""
+                yield f"{op.kind} {op.name!r}", row.fault
 
 
 _ASKED: Final = frozenset().union(*(row.ops for row in _MISCOMPUTED))
@@ -235,8 +237,7 @@ def untied(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         own = editor.constant(f"{weights.name}_transposed", numbers)
         own.shape, own.type = ir.Shape(numbers.shape), weights.type
         for reading in turned:
-            reading.node.metadata_props[FAULT_NOTE] = FAULT
-            _read(editor, reading, own, transposing=False)
+            _read(editor, reading, own)
             names.append(reading.node.name or reading.node.op_type)
     return copy, tuple(names)
 
@@ -249,37 +250,6 @@ def _confused(model: ir.Model) -> dict[ir.Value, list[_Reading]]:
             readings[found.weights].append(found)
     turned = {w: [r for r in several if r.transposed] for w, several in readings.items()}
     return {w: found for w, found in turned.items() if 0 < len(found) < len(readings[w])}
-
-
-def tie_again(model: ir.Model) -> None:
-    """Take back what ``untied`` did in an earlier conversion, if OpenVINO is right by now.
-
-    A product reads the weights of another one again if they have the same numbers still.
-    """
-    if not is_mended(FAULT):
-        return
-    noted = [n for n in model.graph.all_nodes() if n.metadata_props.get(FAULT_NOTE) == FAULT]
-    if not noted:
-        return
-    editor = Editor(model)
-    readings = [r for n in model.graph.all_nodes() if (r := _reading(n)) is not None]
-    for node in noted:
-        del node.metadata_props[FAULT_NOTE]
-        own = next((r for r in readings if r.node is node), None)
-        other = (
-            None if own is None else next((r for r in readings if _are_turned(own, r)), None)
-        )
-        if own is not None and other is not None:
-            _read(editor, own, other.weights, transposing=True)
-
-
-def _are_turned(own: _Reading, other: _Reading) -> bool:
-    """Whether the weights of ``other`` are those of ``own`` in the other order."""
-    one, two = constant_tensor(own.weights), constant_tensor(other.weights)
-    if one is None or two is None or own.weights is other.weights or one.dtype != two.dtype:
-        return False
-    same = one.shape == two.shape and own.to == other.to
-    return same and np.array_equal(np.swapaxes(two.numpy(), -1, -2), one.numpy())
 
 
 def _reading(node: ir.Node) -> _Reading | None:
@@ -349,22 +319,18 @@ def _steps(value: ir.Value) -> Iterator[ir.Node]:
         node = None if source is None else source.producer()
 
 
-def _read(editor: Editor, reading: _Reading, weights: ir.Value, *, transposing: bool) -> None:
-    """Let a product read ``weights``, which it transposes or not, by an op if need be."""
+def _read(editor: Editor, reading: _Reading, weights: ir.Value) -> None:
+    """Let a product read ``weights``, which are not transposed."""
     node, read, last = reading.node, weights, reading.node.inputs[_WEIGHTS]
     assert last is not None
     before = [last, *(v for step in _steps(last) if (v := step.inputs[0]) is not None)]
     for to in reading.to:
         name = editor.fresh(f"{read.name}_cast")
         read = editor.op("Cast", [read], {"to": to}, name=name, dtype=ir.DataType(to))
-    if node.op_type == "MatMul" and transposing:
-        order = {"perm": _last_two_swapped(len(weights.shape or ()))}
-        name = editor.fresh(f"{read.name}_transposed")
-        read = editor.op("Transpose", [read], order, name=name, dtype=read.dtype)
     node.prepend(editor.take())
     node.replace_input_with(_WEIGHTS, read)
     if node.op_type == "Gemm":
-        node.attributes["transB"] = ir.AttrInt64("transB", int(transposing))
+        node.attributes["transB"] = ir.AttrInt64("transB", 0)
     elif node.op_type == "Einsum":
         turned = with_second_turned(node.attributes.get_string("equation", ""))
         node.attributes["equation"] = ir.AttrString("equation", turned)

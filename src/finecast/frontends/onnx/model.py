@@ -37,9 +37,10 @@ from finecast.frontends.onnx.verify import (
     sort_nodes,
 )
 from finecast.numbers.encodings import Scaled
+from finecast.planning.provenance import Provenance
 
-POLICY_KEY: Final = "finecast.policy"
-"""The model's note of the policy that it was converted by."""
+NOTES: Final = "finecast."
+"""What the keys of a model's notes on its conversion begin with."""
 
 # A protobuf message has less than 2 GiB; with this many bytes of tensors, well below, they go
 # to a second file.
@@ -86,9 +87,11 @@ class OnnxFile:
     frozen: bool | None = None
 
     @property
-    def converted(self) -> str:
-        """The policy of an earlier conversion; empty if there was none."""
-        return self.model.metadata_props.get(POLICY_KEY, "")
+    def converted(self) -> Provenance | None:
+        """The conversion that made it; None if finecast did not."""
+        stated = self.model.metadata_props.items()
+        own = {k.removeprefix(NOTES): t for k, t in stated if k.startswith(NOTES)}
+        return Provenance.read(own)
 
     @property
     def truth(self) -> OnnxFile | None:

@@ -89,7 +89,6 @@ def read(
     model: ir.Model,
     *,
     digest: str = "",
-    own_casts: bool = False,
     came_as: Mapping[str, Scaled] | None = None,
 ) -> tuple[Graph, OnnxBinding]:
     """Build the neutral graph of ``model``, with the nodes of bodies.
@@ -100,18 +99,16 @@ def read(
     Args:
         model: The model, its nodes named and its types inferred.
         digest: The digest of the file, for the graph.
-        own_casts: Whether casts that an earlier conversion inserted may change format, too.
         came_as: How values were encoded before they were converted to fp32, by name.
     """
-    reader = _Reader(model, own_casts=own_casts)
+    reader = _Reader(model)
     reader.came_as = came_as or {}
     reader.graph(model.graph, region=0)
     return reader.finish(digest), reader.binding
 
 
 class _Reader:
-    def __init__(self, model: ir.Model, *, own_casts: bool) -> None:
-        self.own_casts = own_casts
+    def __init__(self, model: ir.Model) -> None:
         self.binding = OnnxBinding(model=model)
         self.opset = opset_of(model)
         names = (n.name or "" for n in model.graph.all_nodes())
@@ -160,7 +157,7 @@ class _Reader:
         merged = {p.index for m in merges for p in m.inputs if p.owner is node}
         inputs = [v if i not in merged else None for i, v in enumerate(node.inputs)]
         outputs = list(node.outputs) if not merges else []
-        fixed |= node.metadata_props.get(MARK) == "" and not self.own_casts
+        fixed |= node.metadata_props.get(MARK) == ""
         if fixed or inner or found is None:
             flags_in, flags_out = (False,) * len(inputs), (False,) * len(outputs)
             fmt = None

@@ -4,13 +4,11 @@ ONNX's Einsum has no bf16, its MatMul has. Engines fuse patterns of ops: a Swish
 convolution, a norm written out in steps. Some of their matchers recognise a pattern with fp32
 constants only, or are stopped by a cast that the definition of an op implies. Here the nodes
 of such a pattern become other ops that compute the same, each in the place and with the name
-of the one it replaces. The former op is noted in the node's metadata, and a second conversion
-starts from that (``undo``).
+of the one it replaces.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -29,7 +27,7 @@ from finecast.frontends.onnx.constants import (
     constant_tensor,
     unrounded,
 )
-from finecast.frontends.onnx.editor import MARK, Editor, drop_unread, is_read
+from finecast.frontends.onnx.editor import Editor, drop_unread, is_read
 from finecast.frontends.onnx.opset import opset_of, raise_opset, trains
 from finecast.frontends.onnx.types import infer
 from finecast.frontends.replaying import Restated
@@ -141,14 +139,6 @@ def _give(editor: Editor, node: ir.Node, index: int, array: Array, fmt: Format) 
         drop_unread([old])
 
 
-# Metadata of a rewritten node: the op that it was, its inputs and attributes, as JSON; and the
-# numbers of constants among these inputs that nothing reads any more.
-STATED: Final = f"{MARK}.op"
-# Metadata of a MatMul that was an Einsum: the Einsum's equation and operands, as JSON.
-# Metadata of each node that moves its operands or its result: the MatMul's name.
-EQUATION: Final = f"{MARK}.equation"
-BESIDE: Final = f"{MARK}.beside"
-
 # ONNX defines HardSwish as x * HardSigmoid(x) with this alpha and beta.
 _HARD_SWISH: Final = (1 / 6, 0.5)
 _STASHING: Final = frozenset({"LayerNormalization", "RMSNormalization"})
@@ -207,8 +197,6 @@ def restate(model: ir.Model, engine: str) -> tuple[ir.Model, tuple[Restated, ...
         if changed:
             names = tuple(dict.fromkeys(n.name or "" for n in changed))
             found.append(Restated(nodes=names, reason=row.reason))
-    if found:
-        _drop_operands(editor.model)
     return editor.model, tuple(found)
 
 
@@ -218,58 +206,23 @@ def lowered(model: bytes, engine: str) -> bytes:
     return ir.to_proto(restated).SerializeToString()
 
 
-def _drop_operands(model: ir.Model) -> None:
-    """Remove the numbers that only rewritten nodes read; those nodes note them."""
-    constants = model.graph.initializers
-    dropped: set[str] = set()
-    for node in model.graph.all_nodes():
-        text = node.metadata_props.get(STATED)
-        if text is None:
-            continue
-        was = json.loads(text)
-        for name in was["inputs"]:
-            value = constants.get(name)
-            unread = value is not None and not is_read(value) and not value.is_graph_input()
-            number = _scalar(value) if unread else None
-            if number is not None:
-                was.setdefault("constants", {})[name] = number
-                node.metadata_props[STATED] = json.dumps(was)
-                dropped.add(name)
-    for name in dropped:
-        del constants[name]
-
-
 def _state(
     node: ir.Node,
     op: str,
     inputs: Sequence[ir.Value | None],
     attributes: Mapping[str, Any] | None = None,
 ) -> ir.Node:
-    """Turn ``node`` into an ``op``, and note in its metadata what it was at first."""
-    was = {
-        "op": node.op_type,
-        "inputs": [v.name if v is not None else "" for v in node.inputs],
-        "attributes": {k: a.value for k, a in node.attributes.items()},
-    }
-    node.metadata_props.setdefault(STATED, json.dumps(was))
-    become(node, op, inputs, attributes or {})
-    return node
-
-
-def become(
-    node: ir.Node,
-    op: str,
-    inputs: Sequence[ir.Value | None],
-    attributes: Mapping[str, Any],
-) -> None:
-    """Turn ``node`` into an ``op`` of these inputs and attributes."""
+    """Turn ``node`` into an ``op``; constants that it alone read leave the model."""
+    before = [v for v in node.inputs if v is not None and v.is_initializer()]
     node.op_type = op
     node.resize_inputs(len(inputs))
     for index, value in enumerate(inputs):
         node.replace_input_with(index, value)
     node.attributes.clear()
-    for attribute in ir.convenience.convert_attributes(attributes):
+    for attribute in ir.convenience.convert_attributes(attributes or {}):
         node.attributes.add(attribute)
+    drop_unread(v for v in before if not v.is_graph_input())
+    return node
 
 
 # Einsums as matrix products.
@@ -282,16 +235,13 @@ def _is_low_einsum(node: ir.Node) -> bool:
 def _einsum(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
     """Write an Einsum as a MatMul, with nodes that move its operands and its result."""
     first, other, product = _product(node)
-    was = {"equation": node.attributes["equation"].as_string()}
-    was |= {"first": first.name or "", "other": other.name or ""}
-    node.metadata_props[EQUATION] = json.dumps(was)
     left, right = (other, first) if product.swapped else (first, other)
     operands = [
         _moved(editor, node, left, product.left),
         _moved(editor, node, right, product.right),
     ]
     node.prepend(editor.take())
-    become(node, "MatMul", operands, {})
+    _state(node, "MatMul", operands)
     if product.after:
         raw = node.outputs[0]
         result = _moved(editor, node, raw, product.after)
@@ -329,9 +279,7 @@ def _moved(editor: Editor, node: ir.Node, value: ir.Value, moves: Moves) -> ir.V
         name = editor.fresh(f"{node.name}_{kind}")
         dtype = value.dtype if inputs else ir.DataType.INT64
         output = editor.fresh(f"{name}_output")
-        out = editor.op(kind, inputs, attributes, name=output, node=name, dtype=dtype)
-        editor.made[-1].metadata_props[BESIDE] = node.name or ""
-        return out
+        return editor.op(kind, inputs, attributes, name=output, node=name, dtype=dtype)
 
     for move, argument in moves:
         if move is Move.TRANSPOSE:

@@ -15,10 +15,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.frontends.exact_casts import FAULT, StoredAs, rounded_by
-from finecast.frontends.onnx.constants import DATA_TYPES, constant_tensor
+from finecast.frontends.exact_casts import StoredAs, rounded_by
+from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS, signature
-from finecast.frontends.onnx.editor import FAULT_NOTE, MARK, ROUNDING, Editor
+from finecast.frontends.onnx.editor import MARK, ROUNDING, Editor
 from finecast.numbers.encodings import Dynamic, Encoding, Scaled
 from finecast.numbers.formats import CODED, Format
 from finecast.numbers.roundmodes import Rounder, Rounding, draws
@@ -124,7 +124,6 @@ class Maker:
         rounded: ir.Value = rounded_by(step, value, stored)
         for node in self.editor.made[before:]:
             node.metadata_props[ROUNDING] = f"{to.label} {rounded.name}"
-            node.metadata_props[FAULT_NOTE] = FAULT
         return rounded
 
     def _register(self, value: ir.Value) -> None:
@@ -155,7 +154,6 @@ class Statement:
     into: Conversion
     back: Conversion
     since: int | None = None
-    read: Callable[[Sequence[ir.Node]], Scaled] | None = None
     by_casts: bool = False
 
 
@@ -209,32 +207,11 @@ def _parameters(maker: Maker, value: ir.Value, to: Scaled) -> list[ir.Value]:
     return [scales, constant(f"{value.name}_zero", zero)]
 
 
-def reader(fmt: Format) -> Callable[[Sequence[ir.Node]], Scaled]:
-    """A function that reads the encoding in ``fmt`` off the node that ``dequantize`` made."""
-
-    def read(nodes: Sequence[ir.Node]) -> Scaled:
-        scale, *zeros = (constant_tensor(v) for v in nodes[0].inputs[1:] if v is not None)
-        if scale is None or None in zeros:
-            raise ValueError("the scale or zero point is not a constant")
-        stated = nodes[0].attributes
-        moved = int(zeros[0].numpy().reshape(-1)[0]) if zeros and zeros[0] is not None else 0
-        return Scaled(
-            format=fmt,
-            grid=fmt.grid(constant=True).moved(moved),
-            scale=tuple(scale.numpy().astype(np.float32).reshape(-1).tolist()),
-            zero_point=moved,
-            axis=stated.get_int("axis"),
-            group=stated.get_int("block_size"),
-        )
-
-    return read
-
-
 def by_codes(fmt: Format) -> Statement:
     """The statement of a format with scales."""
     channels = _LOW_SINCE if fmt.encodes_results else _CHANNELS_SINCE
     since = _GROUPS_SINCE if fmt.group_sizes else channels
-    return Statement(into=quantize, back=dequantize, since=since, read=reader(fmt))
+    return Statement(into=quantize, back=dequantize, since=since)
 
 
 _CASTS: Final = Statement(

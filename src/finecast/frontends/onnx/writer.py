@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, final
 
@@ -34,7 +33,7 @@ from finecast.frontends.onnx.editor import (
 )
 from finecast.frontends.onnx.reader import SCALAR_NAMES, OnnxBinding
 from finecast.frontends.onnx.statements import KINDS, STATEMENTS, Maker, rounding
-from finecast.graph import SCALARS, Graph, Node
+from finecast.graph import SCALARS, Graph
 from finecast.numbers.encodings import Dynamic, Encoding, Reading
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
@@ -50,20 +49,6 @@ from finecast.planning.edits import (
     Use,
 )
 from finecast.planning.points import SWITCH
-
-# Metadata of a node, with the index of its input as suffix: the bytes, in base64, of the
-# constant there before numbers were added to it. An addition is not exact.
-WAS: Final = f"{MARK}.constant."
-# Metadata of a node, with ``INPUT.AXIS`` as suffix, the axis counted from the end: the
-# exponents of two that the constant there was multiplied by.
-TIMES: Final = f"{MARK}.exponents."
-# Metadata of a node, with the name of a float attribute as suffix: the exponent of two that
-# the attribute was multiplied by.
-ATTRIBUTE_TIMES: Final = f"{MARK}.attribute."
-# Empty metadata of a multiplication or addition that was inserted in front of an op.
-SCALES: Final = f"{MARK}.scales"
-# The type of the numbers in these notes.
-STORED: Final = np.dtype("<f4")
 
 _JOINED: Final = "finecast_joined/"
 """Prefix of the names that another model's nodes and values get in this one."""
@@ -187,10 +172,10 @@ class EditedModel(NativeModel):
     def _port(self, use: Use) -> Port | None:
         return None if use.node is None else self.binding.ports[use.node][use.index]
 
-    # Adjusted operands, which are noted in the model.
+    # Adjusted operands.
 
     def adjust_attribute(self, node: int, what: Adjustment) -> None:
-        """Multiply float attributes of the node, and note the exponent."""
+        """Multiply float attributes of the node."""
         native = self.binding.nodes[node]
         assert native is not None
         own = (what.attribute,)
@@ -198,7 +183,6 @@ class EditedModel(NativeModel):
             if name in native.attributes:
                 before = np.array(native.attributes[name].as_float(), np.float32)
                 native.attributes[name] = ir.AttrFloat32(name, float(what.of(before)))
-                native.metadata_props[f"{ATTRIBUTE_TIMES}{name}"] = str(what.exponents[0])
 
     def adjust_constant(self, edit: AdjustOperand) -> None:
         """Give a constant other numbers; where other ops read it, too, the op gets a copy."""
@@ -214,13 +198,6 @@ class EditedModel(NativeModel):
             drop_unread([value])
         else:
             set_constant(value, adjusted)
-        notes = port.owner.metadata_props
-        if what.add:
-            before = tensor.numpy().astype(STORED).tobytes()
-            notes[f"{WAS}{port.index}"] = base64.b64encode(before).decode()
-        else:
-            exponents = " ".join(map(str, what.exponents))
-            notes[f"{TIMES}{port.index}.{-what.axis}"] = exponents
 
     def adjusted(self, tensor: ir.Value, kind: str, by: NDArray[np.float32]) -> ir.Value:
         """The result of a new node, which reads a constant."""
@@ -230,7 +207,7 @@ class EditedModel(NativeModel):
             KINDS[kind], read, name=name, dtype=tensor.dtype, shape=tensor.shape
         )
         for node in self._editor.made:
-            node.metadata_props.update({MARK: "", SCALES: ""})
+            node.metadata_props[MARK] = ""
         self._editor.place_after(tensor)
         return out
 
@@ -393,9 +370,8 @@ class EditedModel(NativeModel):
             self.binding.values[value.id].type = ir.TensorType(dtype)
         native = self.binding.nodes[node]
         if native is None:
-            _mark(self.binding.owners[node], phi_mark(changed), changed.format, to)
             return
-        _mark(native, MARK, changed.format, to)
+        native.metadata_props[MARK] = changed.format.label if changed.format else ""
         attribute = _TYPE_ATTRIBUTES.get(native.op_type)
         if attribute is not None:
             native.attributes[attribute] = ir.AttrInt64(attribute, int(dtype))
@@ -542,17 +518,3 @@ class EditedModel(NativeModel):
                 node.metadata_props[ROUNDING] = f"{to.label} {out.name}"
         self._editor.place_after(value)
         return out
-
-
-def phi_mark(phi: Node) -> str:
-    """The metadata key under which the op that owns ``phi`` has the phi's former format."""
-    return f"{MARK}.{phi.attributes['port']}"
-
-
-def _mark(native: ir.Node, key: str, before: Format | None, to: Format) -> None:
-    """Note the format of a node before its first edit; no note if it is back to that."""
-    was = native.metadata_props.get(key) or (before.label if before else "")
-    if was == to.label:
-        native.metadata_props.pop(key, None)
-    else:
-        native.metadata_props[key] = was

@@ -11,11 +11,10 @@ from finecast.errors import ModelError
 from finecast.frontends.exact_casts import restated, rounded_first
 from finecast.frontends.native_model import adjust
 from finecast.frontends.openvino.changes import (
-    Changes,
-    changes_of,
-    keep,
+    hint_of,
     mark,
     marked,
+    note_inserted,
     state_hint,
     state_kv_cache,
     state_rounding,
@@ -39,14 +38,14 @@ from finecast.frontends.openvino.native import (
 from finecast.frontends.openvino.reader import port_name, read, shape_of
 from finecast.frontends.openvino.restating import restate
 from finecast.frontends.openvino.types import HINTED, STATED, TYPES
-from finecast.frontends.openvino.undo import original
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import Restated, check_made_for, edits_of, resolve_io
 from finecast.graph import Dim
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.plan import Plan
-from finecast.rules.policy import Adjust, Policy, Scope, conversion_stays
+from finecast.planning.provenance import Provenance
+from finecast.rules.policy import Adjust, Policy
 from finecast.rules.quantized import quantized_notes
 from finecast.rules.user_rules import check_names
 
@@ -136,30 +135,25 @@ class OvApplied(AppliedModel):
 def prepare(file: OvFile, policy: Policy) -> OvPrepared:
     """Read the graph and check that it has all that ``policy`` names.
 
-    An earlier conversion by another policy is taken back first.
-
     Raises:
         UsageError: If ``policy`` names a node, an op, an input or an output that is not there.
-        ModelError: If the model is a conversion that cannot be taken back.
     """
-    model = _opened(file, policy.label)
     with guarded(file.path, "the model is malformed", "convert its original again"):
-        graph, _ = read(model, digest=file.digest)
+        graph, _ = read(file.model, digest=file.digest)
     check_names(policy, graph)
-    return OvPrepared(file=file, model=model, graph=graph)
+    return OvPrepared(file=file, model=file.model, graph=graph)
 
 
 def apply(file: OvFile, plan: Plan) -> OvApplied:
     """Replay ``plan`` on the model it was made for; ``file.model`` is left as it was.
 
     Raises:
-        ModelError: If the plan was made for another model, or this is a conversion that
-            cannot be taken back.
+        ModelError: If the plan was made for another model.
     """
     check_made_for(plan, file.digest, file.name, by_hint=True)
     if plan.by_hint and plan.low_floats:
         return _by_hint(file, plan)
-    copy = _opened(file, plan.policy).clone()
+    copy = file.model.clone()
     graph, binding = read(copy, digest=file.digest)
     plan.check(graph, where=file.name)
     if plan.adjustments:
@@ -170,7 +164,7 @@ def apply(file: OvFile, plan: Plan) -> OvApplied:
     if done or plan.kv_cache is not Format.FP32:
         rounded = rounded_first(graph, done, plan)
         apply_edits(graph, binding, done, rounded)
-        mark(copy, plan.digest, plan.policy)
+        mark(copy, Provenance.of(plan, file.name))
         state_hint(copy, "")  # the model's own types decide, whatever was noted before
         state_rounding(copy, plan.low_formats)
         _keep_kv_cache(copy, plan, file.name)
@@ -186,19 +180,14 @@ def _by_hint(file: OvFile, plan: Plan) -> OvApplied:
     Codes are stated as in any model: the hint leaves them as they are.
     """
     low = _hinted_format(file, plan)
-    opened = _opened(file, plan.policy)
-    copy = file.with_every_mark(_adjusted(opened, plan.adjustments))
+    copy = file.with_every_mark(_adjusted(file.model, plan.adjustments))
     graph, binding = read(copy, digest=file.digest)
     plan.check(graph, where=file.name)
     kept = {name for name, fmt in plan.formats.items() if fmt is Format.FP32}
-    before = marked(opened)
-    unmark_ops(copy, kept | before)
+    unmark_ops(copy, kept | marked(file.model))
     coded = edits_of(graph, plan.of_codes)
     apply_edits(graph, binding, coded)
-    changes = changes_of(copy) or Changes()
-    changes.marked = (*sorted(kept - before),)
-    keep(copy, changes)
-    mark(copy, plan.digest, plan.policy)
+    mark(copy, Provenance.of(plan, file.name))
     state_hint(copy, TYPES[low])
     state_rounding(copy, plan.low_formats)
     _keep_kv_cache(copy, plan, file.name, unplanned=low)
@@ -247,26 +236,18 @@ def _hinted_format(file: OvFile, plan: Plan) -> Format:
     return low
 
 
-def roundable(
-    file: OvFile, policy: str = Scope.NONE.value, adjustments: Sequence[Adjustment] = ()
-) -> OvNative:
-    """A copy of the model whose values can be rounded.
-
-    Args:
-        file: The model.
-        policy: The label of the policy that it is planned by.
-        adjustments: What is done to operands first.
-    """
-    return OvNative.copy_of(_adjusted(_opened(file, policy), adjustments))
+def roundable(file: OvFile, adjustments: Sequence[Adjustment] = ()) -> OvNative:
+    """A copy of the model, with operands adjusted, whose values can be rounded."""
+    return OvNative.copy_of(_adjusted(file.model, adjustments))
 
 
 def stated_in_types(file: OvFile) -> openvino.Model:
-    """The model in which types alone say what is low: not for a hint, if it was made for one.
-
-    Raises:
-        ModelError: If it is a conversion by a hint that cannot be taken back.
-    """
-    return _opened(file, Scope.NONE.value)
+    """The model in which types alone say what is low, without a hint that it was made for."""
+    if not hint_of(file.model):
+        return file.model
+    copy = file.model.clone()
+    state_hint(copy, "")
+    return copy
 
 
 def input_shapes(model: openvino.Model) -> dict[str, tuple[Dim, ...] | None]:
@@ -281,24 +262,5 @@ def _adjusted(model: openvino.Model, adjustments: Sequence[Adjustment]) -> openv
     copy = model.clone()
     native = OvNative(*read(copy))
     adjust(native, edits_by(adjustments, native.graph))
-    keep(copy, native.changes)
+    note_inserted(copy, native.inserted)
     return copy
-
-
-def _opened(file: OvFile, policy: str) -> openvino.Model:
-    """The model that a policy of that label starts from.
-
-    An earlier conversion by another policy is taken back.
-
-    Raises:
-        ModelError: If the model has no notes of what the conversion changed.
-    """
-    was = file.converted
-    if was and changes_of(file.model) is None and not conversion_stays(was, policy):
-        raise ModelError(
-            f"the model was converted by finecast before, to {was}, and has no notes of what"
-            " was changed",
-            where=file.name,
-            fix="give the model that it was made from",
-        )
-    return original(file.model, policy)

@@ -8,136 +8,70 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
-
-import numpy as np
 
 from finecast.devices.kv_cache import KV_CACHES, kv_cache_settings
 from finecast.files.staging import staging
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.types import HINTED, TYPES
 from finecast.numbers.formats import Format
-from finecast.rules.policy import BY_HINT
+from finecast.planning.provenance import Provenance
 
 if TYPE_CHECKING:
     import openvino
 
 
 ROOT: Final = "finecast"
-PLAN_KEY: Final = (ROOT, "plan")
-POLICY_KEY: Final = (ROOT, "policy")
+_OF_ONNX: Final = "framework"
+"""Where OpenVINO puts the notes of an ONNX model that it reads."""
 HINT_KEY: Final = (ROOT, "precision_hint")
 _CHANGES_KEY: Final = (ROOT, "changes")
 KV_CACHE_KEY: Final = (ROOT, "kv_cache")
 _OPTIONS: Final = "runtime_options"
 """OpenVINO's own settings for this model, which stand unless a program states others."""
 _ROUNDING: Final = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
-WAS: Final = "was"
-"""The key, in the note of an adjustment that added numbers, of the constant's bytes before."""
-STORED: Final = np.dtype("<f4")
-"""The type of those bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Added:
-    """An op that a conversion inserted.
-
-    Attributes:
-        rounds: The label of the format that its results are rounded to, though their type is
-            fp32; empty for a Convert, whose type says it.
-        constant: The name of the constant that it replaced; empty if it reads a value.
-        scales: Whether it multiplies channels in front of an op; no plan decides its format.
-    """
-
-    rounds: str = ""
-    constant: str = ""
-    scales: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inverse:
-    """The inverse that an op multiplied with before it became a quotient.
-
-    Attributes:
-        name: The name of the op that computed the inverse.
-        first: Whether it was the first operand.
-    """
-
-    name: str
-    first: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class Changes:
-    """What conversions changed, by the names of ops.
-
-    Attributes:
-        added: The ops that were inserted.
-        types: OpenVINO's names of the types that inputs and Converts had before.
-        adjusted: Adjustments of constants, oldest first: that of a plan, or the bytes before.
-        inverses: The products that became quotients.
-        marked: The ops that were marked, to keep fp32 under a precision hint.
-        faults: The ops that stand as they do because of an engine's fault, with its name.
-    """
-
-    added: dict[str, Added] = field(default_factory=dict[str, Added])
-    types: dict[str, str] = field(default_factory=dict[str, str])
-    adjusted: dict[str, list[dict[str, str | int]]] = field(
-        default_factory=dict[str, "list[dict[str, str | int]]"]
+def converted(model: openvino.Model) -> Provenance | None:
+    """The conversion that made ``model``, or the ONNX model that it was; None without one."""
+    names = Provenance.__slots__
+    return Provenance.read({n: _read(model, (ROOT, n)) for n in names}) or Provenance.read(
+        {n: _read(model, (_OF_ONNX, f"{ROOT}.{n}")) for n in names}
     )
-    inverses: dict[str, Inverse] = field(default_factory=dict[str, Inverse])
-    marked: tuple[str, ...] = ()
-    faults: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def converted_to(model: openvino.Model) -> str:
-    """The label of the policy of an earlier conversion; empty if there was none."""
-    label = _read(model, POLICY_KEY).removesuffix(BY_HINT)
-    return f"{label}{BY_HINT}" if label and _read(model, HINT_KEY) else label
+def mark(model: openvino.Model, made_by: Provenance) -> None:
+    """Note the conversion that ``model`` is the result of."""
+    for name, text in made_by.notes.items():
+        model.set_rt_info(text, [ROOT, name])
 
 
-def changes_of(model: openvino.Model) -> Changes | None:
-    """What earlier conversions changed; None if the model has no notes that can be read."""
+def inserted(model: openvino.Model) -> dict[str, str]:
+    """The ops that a conversion inserted, by name; empty without notes that can be read.
+
+    Each has the label of the format that its results are rounded to, though their type is
+    fp32. It is empty for an op that rounds nothing, or whose type says it.
+    """
     text = _read(model, _CHANGES_KEY)
     try:
-        content: Any = json.loads(text) if text else None
-        if content is None:
-            return None
+        content: Any = json.loads(text) if text else {"added": {}}
         added = cast("dict[str, list[str]]", content["added"])
-        scales = set(map(str, content.get("scales", ())))
-        adjusted = cast("dict[str, list[Any]]", content.get("adjusted", {}))
-        inverses = cast("dict[str, list[Any]]", content.get("inverses", {}))
-        return Changes(
-            added={
-                n: Added(rounds=str(r), constant=str(c), scales=n in scales)
-                for n, (r, c) in added.items()
-            },
-            types={str(n): str(t) for n, t in content["types"].items()},
-            adjusted={str(n): [dict(a) for a in made] for n, made in adjusted.items()},
-            marked=tuple(map(str, content.get("marked", ()))),
-            faults={str(n): str(f) for n, f in content.get("faults", {}).items()},
-            inverses={
-                str(n): Inverse(name=str(of), first=bool(first))
-                for n, (of, first) in inverses.items()
-            },
-        )
+        return {str(name): str(rounds) for name, (rounds, *_) in added.items()}
     except (ValueError, TypeError, KeyError, AttributeError):
-        return None  # another tool wrote under this key
+        return {}  # another tool wrote under this key
 
 
-def mark(model: openvino.Model, plan_digest: str, policy: str) -> None:
-    """Note the plan and the policy by which ``model`` was converted."""
-    model.set_rt_info(plan_digest, list(PLAN_KEY))
-    model.set_rt_info(policy, list(POLICY_KEY))
+def note_inserted(model: openvino.Model, ops: Mapping[str, str]) -> None:
+    """Note ``ops`` in ``model``, as ``inserted`` reads them."""
+    content = {"added": {name: [rounds] for name, rounds in ops.items()}}
+    model.set_rt_info(json.dumps(content, separators=(",", ":")), list(_CHANGES_KEY))
 
 
 def rounded_to(model: openvino.Model) -> frozenset[str]:
     """Labels of the formats that earlier conversions rounded numbers of the model to."""
-    changes = changes_of(model)
-    return frozenset(a.rounds for a in changes.added.values()) if changes else frozenset()
+    return frozenset(inserted(model).values())
 
 
 def state_rounding(model: openvino.Model, formats: Iterable[Format]) -> None:
@@ -166,34 +100,6 @@ def kv_cache_of(model: openvino.Model) -> Format | None:
     """The format of keys and values of earlier calls that a plan stated; None for none."""
     label = _read(model, KV_CACHE_KEY)
     return next((fmt for fmt in KV_CACHES if fmt.label == label), None)
-
-
-def keep(model: openvino.Model, changes: Changes) -> None:
-    """Write ``changes`` into the notes of ``model``."""
-    added = {name: [a.rounds, a.constant] for name, a in changes.added.items()}
-    content: dict[str, Any] = {"added": added, "types": changes.types}
-    scales = [name for name, a in changes.added.items() if a.scales]
-    content |= {"scales": scales} if scales else {}
-    content |= {"adjusted": changes.adjusted} if changes.adjusted else {}
-    inverses = {name: [i.name, int(i.first)] for name, i in changes.inverses.items()}
-    content |= {"inverses": inverses} if inverses else {}
-    content |= {"marked": changes.marked} if changes.marked else {}
-    content |= {"faults": changes.faults} if changes.faults else {}
-    model.set_rt_info(json.dumps(content, separators=(",", ":")), list(_CHANGES_KEY))
-
-
-def unmark(model: openvino.Model) -> None:
-    """Remove all notes of conversions."""
-    kept = kv_cache_of(model)
-    stated = {_ROUNDING, *(() if kept is None else kv_cache_settings(kept))}
-    notes: Any = model.get_rt_info()
-    if ROOT in notes:
-        del notes[ROOT]
-    if any(model.has_rt_info([_OPTIONS, name]) for name in stated):
-        others = {k: v for k, v in notes[_OPTIONS].items() if k not in stated}
-        del notes[_OPTIONS]
-        for option, value in others.items():
-            model.set_rt_info(value, [_OPTIONS, option])
 
 
 def _read(model: openvino.Model, path: tuple[str, str]) -> str:

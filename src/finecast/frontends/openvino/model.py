@@ -23,12 +23,7 @@ from finecast.frontends.keras_models import (
 from finecast.frontends.onnx import model as onnx_model
 from finecast.frontends.onnx.miscomputed import confused_weights, miscomputed
 from finecast.frontends.onnx.model import without_links
-from finecast.frontends.openvino.changes import (
-    converted_to,
-    marked,
-    with_every_mark,
-    write_marks,
-)
+from finecast.frontends.openvino.changes import converted, marked, with_every_mark, write_marks
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
 from finecast.frontends.openvino.restating import untie
@@ -39,8 +34,8 @@ from finecast.frontends.openvino.types import (
     numbers_of,
     replace_op,
 )
-from finecast.frontends.openvino.undo import take_out_mended
-from finecast.frontends.saved_models import state_left_out, stays_low, taken_signature
+from finecast.frontends.saved_models import notes_in, state_left_out, taken_signature
+from finecast.planning.provenance import Provenance
 
 if TYPE_CHECKING:
     import openvino
@@ -113,7 +108,7 @@ class OvFile:
         return self._size_bytes
 
     def with_every_mark(self, model: openvino.Model) -> openvino.Model:
-        """A copy with all ops marked of ``model``, which is this or an earlier form of it."""
+        """A copy with all ops marked of ``model``, which is this or has adjusted operands."""
         if model is not self.model:
             return with_every_mark(model)
         if self._all_marked is None:
@@ -121,9 +116,9 @@ class OvFile:
         return self._all_marked.clone()
 
     @property
-    def converted(self) -> str:
-        """The policy of an earlier conversion; empty if there was none."""
-        return converted_to(self.model)
+    def converted(self) -> Provenance | None:
+        """The conversion that made it; None if finecast did not."""
+        return converted(self.model) or Provenance.read(notes_in(self.path))
 
 
 def reads(path: Path) -> bool:
@@ -160,7 +155,7 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
     if beside is not None and parts == [path]:
         fix = f"put {path.with_suffix(beside).name} beside it, which has its weights, or {fix}"
     external = tuple(p for p in parts if p != path)
-    told = (taken_signature(path), stays_low(path)) if path.is_dir() else ()
+    told = (taken_signature(path),) if path.is_dir() else ()
     with guarded(path, f"cannot be read as {kind}", fix), _readable(path, trust) as readable:
         DryRun(
             library="openvino",
@@ -178,7 +173,6 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
     if not own:  # IR has the names in the file
         renumber_ops(model)
     name_ops(model)
-    take_out_mended(model)
     told += (confused_weights(untie(model)),)
     return OvFile(
         path=path,
@@ -217,7 +211,6 @@ def from_model(model: openvino.Model) -> OvFile:
         save(copy, path)
         parts = _parts(path)
         found, size = digest(*parts), sum(p.stat().st_size for p in parts)
-    take_out_mended(copy)
     told = confused_weights(untie(copy))
     return OvFile(
         path=_IN_MEMORY,

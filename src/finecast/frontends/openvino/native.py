@@ -8,8 +8,6 @@ arithmetic in fp32. What a conversion inserts or changes is noted (``changes.py`
 
 from __future__ import annotations
 
-import base64
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, final
@@ -19,17 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.errors import ModelError
-from finecast.frontends.exact_casts import FAULT, StoredAs, rounded_by, stored_as
+from finecast.frontends.exact_casts import StoredAs, rounded_by, stored_as
 from finecast.frontends.native_model import NativeModel, replay
 from finecast.frontends.openvino.bodies import Entry, hand_in
-from finecast.frontends.openvino.changes import STORED, WAS, Added, Changes, changes_of, keep
+from finecast.frontends.openvino.changes import inserted, note_inserted
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import FreshOpNames, OvBinding, port_name, read
 from finecast.frontends.openvino.types import (
     STATED,
     TYPES,
     element_type,
-    label_of,
     multiply_attribute,
     new_constant,
     numbers_of,
@@ -38,7 +35,7 @@ from finecast.frontends.openvino.types import (
     take_names,
 )
 from finecast.graph import INNER, Graph
-from finecast.numbers.encodings import Encoding, Scaled, packed, unpacked
+from finecast.numbers.encodings import Encoding, Scaled, packed
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
 from finecast.planning.adjustments import Adjustment, AdjustOperand
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
     import openvino
 
 
-_CONVERT: Final = Added()
 # What it gives nobody reads, and OpenVINO compiles no model that reads it.
 _STORES: Final = "openvino::Assign"
 
@@ -114,7 +110,7 @@ def apply_edits(
     """
     model = OvNative(graph, binding)
     replay(model, edits, exact)
-    keep(binding.model, model.changes)
+    note_inserted(binding.model, model.inserted)
     try:
         model.finish()
     except RuntimeError as error:
@@ -134,7 +130,7 @@ class OvNative(NativeModel):
     def __init__(self, graph: Graph, binding: OvBinding) -> None:
         super().__init__(graph)
         self.binding = binding
-        self.changes = changes_of(binding.model) or Changes()
+        self.inserted = inserted(binding.model)
         self.fresh = FreshOpNames(binding.model)
         ids = {port_key(port): value for value, port in enumerate(binding.values)}
         self._regions = dict(zip(ids, binding.value_regions, strict=True))
@@ -197,8 +193,6 @@ class OvNative(NativeModel):
                 self._declare(self.binding.values[index].get_node(), to)
         elif old.get_type_name() == "Convert":
             new = _converted(old.input_value(0), to)
-            before = old.get_output_element_type(0).get_type_name()
-            self.changes.types.setdefault(old.get_friendly_name(), before)
             replace_op(old, new)
             self.binding.nodes[node] = new
             (entry,) = self.binding.entries[node]
@@ -214,8 +208,6 @@ class OvNative(NativeModel):
     def _declare(self, op: Any, fmt: Format) -> None:
         """Declare ``op`` in ``fmt`` if it is a Parameter; other ops infer their types."""
         if op.get_type_name() == "Parameter":
-            before = op.get_element_type().get_type_name()
-            self.changes.types.setdefault(op.get_friendly_name(), before)
             op.set_element_type(element_type(fmt))
             op.validate_and_infer_types()
 
@@ -237,31 +229,22 @@ class OvNative(NativeModel):
             made.append((label, self.op(kind, *inputs)))
             return made[-1][1]
 
-        # ``undo.py`` replaces each of these ops by its first input, which leads back to port.
         rounded = rounded_by(step, port, stored)
         for label, result in made:
-            what = Added(rounds=Format.BF16.label)
-            self._added(result.get_node(), f"{cast}_{label}", what)
-            self.changes.faults[result.get_node().get_friendly_name()] = FAULT
+            self._added(result.get_node(), f"{cast}_{label}", Format.BF16.label)
         return rounded
 
     def stored(self, value: int, to: Format) -> openvino.Output:
         """The port of the new constant."""
         constant = self.binding.constants[value]
         new = new_constant(convert_constant(self.binding.numbers(value), to), to)
-        what = Added(constant=self._read_as(value))
-        return self._added(new, f"{constant.get_friendly_name()}_{to.label}", what)
+        return self._added(new, f"{constant.get_friendly_name()}_{to.label}")
 
-    def _read_as(self, value: int) -> str:
-        """The name of the op that gives a value; for a compressed constant its Convert."""
-        name: str = self.binding.values[value].get_node().get_friendly_name()
-        return name
-
-    def _added(self, node: Any, name: str, what: Added = _CONVERT) -> openvino.Output:
+    def _added(self, node: Any, name: str, rounds: str = "") -> openvino.Output:
         """The result of ``node``, which is noted as inserted and gets a name like ``name``."""
         fresh = self.fresh(name)
         node.set_friendly_name(fresh)
-        self.changes.added[fresh] = what
+        self.inserted[fresh] = rounds
         port: openvino.Output = node.output(0)
         return port
 
@@ -271,7 +254,7 @@ class OvNative(NativeModel):
             name = _name_at(tensor, f"cast_{to.label}")
             return self._widened(self._added(_converted(tensor, to), name))
         name = _name_at(tensor, f"fq_{to.label}")
-        return self._added(fake_quantized(tensor, to), name, Added(rounds=to.label))
+        return self._added(fake_quantized(tensor, to), name, to.label)
 
     def stored_and_read(self, value: int, to: Encoding) -> openvino.Output:
         """A constant in a low type, read as fp32, or as codes, and the ops that decode it."""
@@ -283,8 +266,7 @@ class OvNative(NativeModel):
         base = f"{constant.get_friendly_name()}_{to.label}"
         for suffix, node in nodes.items():
             node.set_friendly_name(self.fresh(f"{base}{suffix}"))
-        what = Added(rounds=to.label, constant=self._read_as(value))
-        return self._added(back, f"{base}_back", what)
+        return self._added(back, f"{base}_back", to.label)
 
     def _widened(self, low: openvino.Output) -> openvino.Output:
         name = low.get_node().get_friendly_name()
@@ -295,8 +277,6 @@ class OvNative(NativeModel):
         op = self.binding.nodes[node]
         assert op is not None
         multiply_attribute(op, what)
-        notes = self.changes.adjusted.setdefault(op.get_friendly_name(), [])
-        notes.append(what.to_dict())
 
     def adjust_constant(self, edit: AdjustOperand) -> None:
         """Give the constant other numbers; a compressed constant becomes fp32.
@@ -320,17 +300,13 @@ class OvNative(NativeModel):
         after = new_constant(what.of(array), Format.FP32)
         after.set_friendly_name(name)
         port.replace_source_output(after.output(0))
-        stored = base64.b64encode(array.astype(STORED).tobytes()).decode()
-        note: dict[str, str | int] = {WAS: stored} if what.add else what.to_dict()
-        self.changes.adjusted.setdefault(name, []).append(note)
 
     def adjusted(
         self, tensor: openvino.Output, kind: str, by: NDArray[np.float32]
     ) -> openvino.Output:
         """The port of the new op, which is noted as inserted."""
         made = self.op(kind, tensor, self.constant(by))
-        name = f"{tensor.get_node().get_friendly_name()}/scaled"
-        return self._added(made.get_node(), name, Added(scales=True))
+        return self._added(made.get_node(), f"{tensor.get_node().get_friendly_name()}/scaled")
 
     def add_switch(self) -> openvino.Output:
         """The port of a new Parameter, whose length is stated at the end."""
@@ -534,40 +510,3 @@ def _constant(codes: NDArray[np.generic]) -> openvino.Node:
     tensor = openvino.Tensor(openvino.Type.i4, openvino.Shape(codes.shape))
     tensor.data.reshape(-1).view(np.uint8)[...] = packed(codes, 4)
     return openvino.op.Constant(tensor)
-
-
-def decoded_numbers(op: Any) -> NDArray[np.float32] | None:
-    """The numbers that ``op`` decodes if it is the last of ``stored_codes``; else None."""
-    if op.get_type_name() == "Reshape":
-        shape = tuple(op.get_output_shape(0))
-        inner = decoded_numbers(op.input_value(0).get_node())
-        return None if inner is None else inner.reshape(shape)
-    if op.get_type_name() != "Multiply":
-        return None
-    steps, scale = (value.get_node() for value in op.input_values())
-    if scale.get_type_name() != "Constant":
-        return None
-    if steps.get_type_name() == "Subtract":
-        parts = [_widened(value.get_node()) for value in steps.input_values()]
-        numbers = None if parts[0] is None or parts[1] is None else parts[0] - parts[1]
-    else:
-        numbers = _widened(steps)
-    if numbers is None:
-        return None
-    scales = numbers_of(scale)
-    return (numbers * scales.astype(np.float32)).astype(scales.dtype).astype(np.float32)
-
-
-def _widened(op: Any) -> NDArray[np.float32] | None:
-    """The numbers of constant codes that a Convert gives in fp32; None of another op."""
-    codes = op.input_value(0).get_node() if op.get_type_name() == "Convert" else None
-    if codes is None or codes.get_type_name() != "Constant":
-        return None
-    return _read(codes).astype(np.float32)
-
-
-def _read(codes: Any) -> NDArray[np.generic]:
-    if label_of(codes.get_element_type()) != "int4":
-        return numbers_of(codes)
-    shape = tuple(codes.get_output_shape(0))
-    return unpacked(codes.data, math.prod(shape)).reshape(shape)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from finecast import ops
 from finecast.frontends.folding import WIDE, ConstantFolding
 from finecast.frontends.openvino.bodies import Entry, Region, Tie, bodies, every_op, ties_of
-from finecast.frontends.openvino.changes import Changes, changes_of
+from finecast.frontends.openvino.changes import inserted
 from finecast.frontends.openvino.computing import computed
 from finecast.frontends.openvino.types import (
     FORMATS,
@@ -175,7 +175,7 @@ class _Reader:
         self.computed: set[int] = set()  # values computed from constants alone
         self.decompressed: set[int] = set()  # those of them that a Convert is part of
         self.folding: ConstantFolding[int] = ConstantFolding()
-        self.changes = changes_of(model) or Changes()
+        self.inserted = inserted(model)
 
     def value(self, port: openvino.Output, region: int = 0) -> int:
         found = self.builder.value(port_key(port))
@@ -223,7 +223,7 @@ class _Reader:
         """Whether an op gives floats of constants alone, and no conversion wrote it."""
         ports, name = op.outputs(), op.get_friendly_name()
         fixed = all(port.get_partial_shape().is_static for port in ports)
-        if not (results and fixed) or name in self.changes.added or name in self.changes.types:
+        if not (results and fixed) or name in self.inserted:
             return False
         if any(t.get_node().get_type_name() == "Result" for p in ports for t in _readers(p)):
             return False
@@ -247,12 +247,11 @@ class _Reader:
         inputs = [None if e.index in tied else self._source(e) for e in entries]
         found = self.types.of(op, kind)
         name = op.get_friendly_name()
-        added = self.changes.added.get(name)
-        if self._decompresses(info, inputs, results) or added is not None:
+        if self._decompresses(info, inputs, results) or name in self.inserted:
             found = self.types.fixed(op)
         attributes = dict(_attributes(op, kind))
-        if added is not None and added.rounds:
-            attributes[ROUNDS] = added.rounds
+        if rounds := self.inserted.get(name):
+            attributes[ROUNDS] = rounds
         node = Node(
             id=len(self.builder.nodes),
             name=name,

@@ -18,7 +18,6 @@ import numpy as np
 from finecast.devices.faults import is_here
 from finecast.frontends.onnx.miscomputed import FAULT, transposed_in, with_second_turned
 from finecast.frontends.openvino.bodies import every_op
-from finecast.frontends.openvino.changes import Changes, Inverse, changes_of, keep
 from finecast.frontends.openvino.types import (
     FORMATS,
     label_of,
@@ -37,17 +36,15 @@ _LOW: Final = "bf16"
 
 
 def restate(model: openvino.Model) -> tuple[Restated, ...]:
-    """Rewrite x * (1 / sqrt(v)) as x / sqrt(v), in place, and note it in the model.
+    """Rewrite x * (1 / sqrt(v)) as x / sqrt(v), in place.
 
     Law: in exact arithmetic the outputs are the same; ops that stay keep their names.
     """
-    changes = changes_of(model) or Changes()
     names: list[str] = []
     for op in list(every_op(model)):
-        names += [_divide(product, op, changes) for product in _products_with(op)]
+        names += [_divide(product, op) for product in _products_with(op)]
     if not names:
         return ()
-    keep(model, changes)
     model.validate_nodes_and_infer_types()
     return (Restated(nodes=tuple(names), reason=REASON),)
 
@@ -84,16 +81,13 @@ def _is_one(port: Any) -> bool:
     return float(numbers_of(constant).astype(np.float32).reshape(-1)[0]) == 1.0
 
 
-def _divide(product: Any, inverse: Any, changes: Changes) -> str:
+def _divide(product: Any, inverse: Any) -> str:
     """Replace a product with ``inverse`` by a quotient of its name; returns the name."""
     from openvino import opset13
 
     name: str = product.get_friendly_name()
-    first = (
-        product.input_value(0).get_node().get_friendly_name() == inverse.get_friendly_name()
-    )
-    x = product.input_value(1 if first else 0)
-    changes.inverses[name] = Inverse(name=inverse.get_friendly_name(), first=first)
+    operands = [value.get_node().get_friendly_name() for value in product.input_values()]
+    x = product.input_value(1 - operands.index(inverse.get_friendly_name()))
     replace_op(product, opset13.divide(x, inverse.input_value(1)))
     return name
 
@@ -119,13 +113,12 @@ class _Reading:
 def untie(model: openvino.Model) -> tuple[str, ...]:
     """Let products read transposed constants where others read the same weights as they are.
 
-    Changes ``model`` in place and notes it there. Returns the names of the products; none if
+    Changes ``model`` in place. Returns the names of the products; none if
     the installed OpenVINO computes them rightly.
     """
     if not is_here(FAULT):
         return ()
     names: list[str] = []
-    changes = changes_of(model) or Changes()
     for several in _by_numbers(filter(None, map(_reading, every_op(model)))):
         own: Any = None
         for reading in (r for r in several if r.transposed):
@@ -134,33 +127,11 @@ def untie(model: openvino.Model) -> tuple[str, ...]:
                 numbers = np.ascontiguousarray(np.swapaxes(numbers_of(constant), -1, -2))
                 own = new_constant(numbers, FORMATS[label_of(constant.get_element_type())])
                 own.set_friendly_name(f"{constant.get_friendly_name()}_transposed")
-            name = reading.product.get_friendly_name()
-            changes.faults[name] = FAULT
-            _read(reading, own, transposing=False)
-            names.append(name)
+            _read(reading, own)
+            names.append(reading.product.get_friendly_name())
     if names:
-        keep(model, changes)
         model.validate_nodes_and_infer_types()
     return tuple(names)
-
-
-def tie_again(model: openvino.Model, product: Any) -> None:
-    """Let a product of ``untie`` read the weights of another one again.
-
-    It stays as it is if none has the same numbers in the other order any more.
-    """
-    own = _reading(product)
-    for other in filter(None, map(_reading, every_op(model))):
-        if own is not None and _are_turned(own.constant, other.constant):
-            _read(own, other.constant, transposing=True)
-            return
-
-
-def _are_turned(one: Any, other: Any) -> bool:
-    kinds = [op.get_element_type().get_type_name() for op in (one, other)]
-    same = kinds[0] == kinds[1] and one.get_shape() == other.get_shape()
-    numbers = (numbers_of(one), numbers_of(other))
-    return same and np.array_equal(np.swapaxes(numbers[0], -1, -2), numbers[1])
 
 
 def _by_numbers(readings: Iterator[_Reading]) -> Iterator[list[_Reading]]:
@@ -217,8 +188,8 @@ def _transposes(product: Any) -> bool | None:
     return None
 
 
-def _read(reading: _Reading, constant: Any, *, transposing: bool) -> None:
-    """Let a product read ``constant``, which it transposes or not."""
+def _read(reading: _Reading, constant: Any) -> None:
+    """Let a product read ``constant``, and not transpose it."""
     from openvino import opset13
 
     product, port = reading.product, constant.output(0)
@@ -227,7 +198,7 @@ def _read(reading: _Reading, constant: Any, *, transposing: bool) -> None:
         port = opset13.convert(port, kind).output(0)
     product.input(1).replace_source_output(port)
     if product.get_type_name() == "MatMul":
-        product.set_attribute("transpose_b", transposing)
+        product.set_attribute("transpose_b", False)
     else:
         equation = with_second_turned(product.get_attributes()["equation"])
         product.set_attribute("equation", equation)

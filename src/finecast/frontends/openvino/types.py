@@ -108,23 +108,16 @@ def take_names(source: openvino.Output, port: openvino.Output) -> None:
     port.set_names(names)
 
 
-def hand_over(source: openvino.Output, port: openvino.Output) -> None:
-    """Have all readers of ``source`` read ``port``, which takes its names.
-
-    A port of an input keeps its own names.
-    """
-    if source.get_names() and port.get_node().get_type_name() != "Parameter":
-        take_names(source, port)
-    for target in source.get_target_inputs():
-        target.replace_source_output(port)
-
-
 def replace_op(old: Any, new: Any) -> None:
     """Put ``new`` in the place of ``old``, an op with one result, with its name."""
     name = old.get_friendly_name()
     old.set_friendly_name(f"{name}_before")
     new.set_friendly_name(name)
-    hand_over(old.output(0), new.output(0))
+    source, port = old.output(0), new.output(0)
+    if source.get_names():
+        take_names(source, port)
+    for target in source.get_target_inputs():
+        target.replace_source_output(port)
 
 
 def port_key(port: openvino.Output) -> tuple[str, int]:

@@ -24,6 +24,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
+from finecast.planning.provenance import Provenance
 from finecast.rules.override import names_biases
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.user_rules import check_names
@@ -45,6 +46,7 @@ class TorchFile:
         program: The module as it was exported, or the program itself.
         digest: Identifies it in plans and studies.
         size_bytes: Bytes of the file, or of the module's state.
+        converted: The conversion that made it; None if finecast did not.
     """
 
     path: Path
@@ -54,7 +56,7 @@ class TorchFile:
     digest: str
     size_bytes: int
     external: tuple[Path, ...] = ()
-    converted: str = ""
+    converted: Provenance | None = None
     told: tuple[str, ...] = ()
     _captured: dict[tuple[bool, bool], Captured] = field(
         default_factory=dict[tuple[bool, bool], Captured], repr=False
@@ -136,7 +138,7 @@ def prepare(file: TorchFile, policy: Policy) -> TorchPrepared:
 
 
 def applied(captured: Captured, plan: Plan, where: str = "") -> TorchApplied:
-    """The module of a plan, with the plan attached as ``finecast_plan``.
+    """The module of a plan, with the plan and the original's name ``where`` attached.
 
     Raises:
         ModelError: If the plan was made for another model; names ``where``.
@@ -144,7 +146,7 @@ def applied(captured: Captured, plan: Plan, where: str = "") -> TorchApplied:
     edits = planned_edits(captured, plan, where)
     model = apply(captured, edits)
     model.eval()
-    model.finecast_plan = plan
+    model.finecast_plan, model.finecast_original = plan, where
     return TorchApplied(model=model, captured=captured, graph=captured.graph, edits=edits)
 
 

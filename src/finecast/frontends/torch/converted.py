@@ -24,6 +24,7 @@ from finecast.frontends.torch.codes import OPS_MODULE
 from finecast.frontends.torch.input_check import InputCheck
 from finecast.frontends.torch.reader import attribute
 from finecast.planning.plan import Plan
+from finecast.planning.provenance import Provenance
 
 _KEPT: Final = (
     "modules around it did change, and give it another type than it takes: change types"
@@ -41,9 +42,11 @@ class ConvertedModule(GraphModule):
 
     Attributes:
         finecast_plan: The plan, with the reasons of every op; None until it is attached.
+        finecast_original: The name of the module or file that the plan was made for.
     """
 
     finecast_plan: Plan | None = None
+    finecast_original: str = ""
     _input_check: InputCheck
 
     @classmethod
@@ -80,6 +83,13 @@ class ConvertedModule(GraphModule):
         del type(self).__call__
         return code
 
+    @property
+    def provenance(self) -> Provenance | None:
+        """The conversion that made it; None if its plan lowers nothing."""
+        plan = self.finecast_plan
+        lowers = plan is not None and plan.lowers
+        return Provenance.of(plan, self.finecast_original) if plan and lowers else None
+
     def __copy__(self) -> ConvertedModule:
         """Another module of the same tensors and graph."""
         return self._completed(super().__copy__())
@@ -95,12 +105,14 @@ class ConvertedModule(GraphModule):
     def __reduce__(self) -> tuple[Any, ...]:
         """What a pickle holds: the graph and its tensors, the check and the plan."""
         stored = StoredModule.of(self)
-        return _restored, (stored, self.training, self._input_check, self.finecast_plan)
+        known = self.finecast_plan, self.finecast_original
+        return _restored, (stored, self.training, self._input_check, *known)
 
     def _completed(self, made: GraphModule) -> ConvertedModule:
         """``made`` with what torch leaves out of copies."""
         converted = ConvertedModule.of(made, replace(self._input_check, told=False))
         converted.finecast_plan = self.finecast_plan
+        converted.finecast_original = self.finecast_original
         return converted
 
     def train(self, mode: bool = True) -> Self:
@@ -303,12 +315,16 @@ def _make_on(module: GraphModule, old: torch.device, new: torch.device) -> None:
 
 
 def _restored(
-    stored: StoredModule, training: bool, check: InputCheck, plan: Plan | None
+    stored: StoredModule,
+    training: bool,
+    check: InputCheck,
+    plan: Plan | None,
+    original: str = "",
 ) -> ConvertedModule:
     """The module of a pickle."""
     made = ConvertedModule.of(stored.module(), replace(check, told=False))
     made.training = training
-    made.finecast_plan = plan
+    made.finecast_plan, made.finecast_original = plan, original
     return made
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import re
+import zipfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +21,13 @@ from finecast.files.staging import staging
 from finecast.frontends.torch.archive import containers_in, load_program
 from finecast.frontends.torch.capture import quiet
 from finecast.planning.plan import Plan
+from finecast.planning.provenance import Provenance
 
 _UNNAMED: Final = re.compile(r"No registered serialization name for <class '([^']+)'>")
 PLAN_FILE = "finecast.plan.json"
 """The plan's name among the extra files of a saved program."""
+NOTES_FILE = "finecast.json"
+"""The name there of the notes on the conversion, as in ``Provenance``."""
 
 
 def load(path: str | Path, *, trust: bool = False) -> ExportedProgram:
@@ -34,6 +39,21 @@ def load(path: str | Path, *, trust: bool = False) -> ExportedProgram:
     """
     with quiet():
         return load_program(Path(path), trust=trust)
+
+
+def converted(path: Path) -> Provenance | None:
+    """The conversion that made the program in a ``.pt2`` file; None if finecast did not.
+
+    Without an effect on programs of other tools, whatever they write under that name.
+    """
+    with zipfile.ZipFile(path) as archive:
+        name = next((n for n in archive.namelist() if n.endswith(f"/extra/{NOTES_FILE}")), "")
+        text = archive.read(name) if name else b"{}"
+    try:
+        found: Any = json.loads(text)
+        return Provenance.read({str(key): str(value) for key, value in found.items()})
+    except (ValueError, AttributeError):
+        return None
 
 
 def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
@@ -132,10 +152,17 @@ def _write(program: ExportedProgram, path: Path, extra: dict[str, Any]) -> None:
         ) from error
 
 
-def save(program: ExportedProgram, path: str | Path, *, plan: Plan | None = None) -> int:
+def save(
+    program: ExportedProgram,
+    path: str | Path,
+    *,
+    plan: Plan | None = None,
+    original: str = "",
+) -> int:
     """Write a program in one step; returns its bytes.
 
-    The plan is added as an extra file, without measured figures.
+    The plan is added as an extra file, without measured figures, and notes on the conversion
+    of the module or file that is called ``original``.
 
     Raises:
         UsageError: If it is no exported program, or cannot be written there.
@@ -147,6 +174,8 @@ def save(program: ExportedProgram, path: str | Path, *, plan: Plan | None = None
     if not path.parent.is_dir():
         raise UsageError("no such folder", where=str(path.parent), fix="create it first")
     extra = {} if plan is None else {PLAN_FILE: plan.without_figures().to_json()}
+    if plan is not None and plan.lowers:
+        extra[NOTES_FILE] = json.dumps(Provenance.of(plan, original).notes)
     with (
         writing(path),
         staging(path.parent) as folder,

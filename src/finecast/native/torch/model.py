@@ -42,7 +42,7 @@ from finecast.frontends.torch import (
 )
 from finecast.frontends.torch.aten import BODIES
 from finecast.frontends.torch.capture import exported
-from finecast.frontends.torch.converted import own_tensors
+from finecast.frontends.torch.converted import ConvertedModule, own_tensors
 from finecast.frontends.torch.input_check import check_examples
 from finecast.frontends.torch.native import TorchNative
 from finecast.frontends.torch.reader import device_kind
@@ -56,7 +56,7 @@ from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.planning import Judging
 from finecast.native.source import EngineBuilt, VerifyOn
 from finecast.native.subject import Built
-from finecast.native.torch.files import export, load, save
+from finecast.native.torch.files import converted, export, load, save
 from finecast.native.torch.planning import (
     HOW_TO_RUN,
     autocast_formats,
@@ -189,6 +189,7 @@ def read(path: Path, *, trust: bool = False) -> TorchModel:
         program=program,
         digest=digest(path),
         size_bytes=path.stat().st_size,
+        converted=converted(path),
     )
     return TorchModel(file=file)
 
@@ -229,6 +230,7 @@ def of_module(
         program=program,
         digest="",
         size_bytes=state_bytes(original),
+        converted=module.provenance if isinstance(module, ConvertedModule) else None,
     )
     captured = file.captured((policy or Policy()).label)
     check_examples(captured.module, captured.program, *arguments)
@@ -425,7 +427,8 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         verified = self._verified(built, written, on)
         if output.path is None:
             return built.size_bytes, verified
-        return save(built.program, output.path, plan=built.plan), verified
+        size = save(built.program, output.path, plan=built.plan, original=self.name)
+        return size, verified
 
     def given_back(self, built: Built | None) -> Any:
         """The converted module, with tensors of its own, or the program exported of it."""

@@ -10,17 +10,16 @@ from typing import Final
 from finecast.frontends.native_model import adjust, replay
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
-from finecast.frontends.saved_models import converted_to
 from finecast.graph import Dim, Graph
 from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.plan import Plan
-from finecast.rules.policy import Adjust, Policy, Scope, conversion_stays
+from finecast.planning.provenance import Provenance
+from finecast.rules.policy import Adjust, Policy
 from finecast.rules.user_rules import check_names
 from finecast_tensorflow.frontend.library import DTYPES
 from finecast_tensorflow.frontend.model import FrozenModel, with_sizes
 from finecast_tensorflow.frontend.native import TensorFlowNative, observable, with_outputs
 from finecast_tensorflow.frontend.reader import GraphBinding, read
-from finecast_tensorflow.frontend.undo import before_conversion, noted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +32,6 @@ class TensorFlowFile:
         model: The model.
         graph: Its neutral graph.
         binding: What the ids of the graph stand for.
-        original: The model as it was before an earlier conversion; None without one.
         external: Its files other than ``path``; always empty.
         told: What to tell the user about reading it; always empty.
     """
@@ -43,7 +41,6 @@ class TensorFlowFile:
     model: FrozenModel
     graph: Graph = field(repr=False)
     binding: GraphBinding = field(repr=False)
-    original: TensorFlowFile | None = None
     external: tuple[Path, ...] = ()
     told: tuple[str, ...] = ()
 
@@ -62,9 +59,9 @@ class TensorFlowFile:
         return self.graph.digest
 
     @property
-    def converted(self) -> str:
-        """The policy of an earlier conversion; empty if there was none."""
-        return converted_to(self.model.notes)
+    def converted(self) -> Provenance | None:
+        """The conversion that made it; None if finecast did not."""
+        return Provenance.read(self.model.notes)
 
 
 _LIBRARY: Final = ModelLibrary(name="TensorFlow", types=DTYPES, states=DTYPES)
@@ -119,34 +116,23 @@ class TensorFlowApplied(AppliedModel):
 
 
 def capture(model: FrozenModel, digest: str, *, path: Path = Path("model")) -> TensorFlowFile:
-    """The model with its graph; ``digest`` identifies it in plans.
-
-    Raises:
-        ModelError: If it is a conversion whose notes cannot be read.
-    """
+    """The model with its graph; ``digest`` identifies it in plans."""
     graph, binding = read(model, digest)
-    before: TensorFlowFile | None = None
-    if converted_to(model.notes):
-        before = capture(before_conversion(graph, binding, str(path)), digest, path=path)
     return TensorFlowFile(
         path=path,
         name=str(path),
         model=model,
         graph=graph,
         binding=binding,
-        original=before,
     )
 
 
 def prepare(file: TensorFlowFile, policy: Policy) -> TensorFlowPrepared:
     """Check that the graph has all that ``policy`` names.
 
-    An earlier conversion by another policy is taken back first.
-
     Raises:
         UsageError: If ``policy`` names a node, an op, an input or an output that is not there.
     """
-    file = _for_policy(file, policy.label)
     check_names(policy, file.graph)
     return TensorFlowPrepared(file=file, graph=file.graph)
 
@@ -158,9 +144,8 @@ def apply(file: TensorFlowFile, plan: Plan) -> TensorFlowApplied:
         ModelError: If the plan was made for another model.
     """
     check_made_for(plan, file.digest, file.name)
-    own = _for_policy(file, plan.policy)
-    plan.check(own.graph, where=file.name)
-    file = _adjusted(own, plan.adjustments)
+    plan.check(file.graph, where=file.name)
+    file = _adjusted(file, plan.adjustments)
     graph = file.graph
     ports = resolve_io(graph, plan.io, DTYPES, _LIBRARY.name)
     done = edits_of(graph, plan, ports)
@@ -168,20 +153,15 @@ def apply(file: TensorFlowFile, plan: Plan) -> TensorFlowApplied:
     replay(native, done)
     model = native.finish()
     if done:
-        model = replace(model, notes=noted(own.graph, plan, own.model.notes))
+        model = replace(model, notes=Provenance.of(plan, file.name).notes)
     return TensorFlowApplied(model=model, graph=graph, binding=file.binding, edits=done)
 
 
 def roundable(
-    file: TensorFlowFile,
-    policy: str = Scope.NONE.value,
-    adjustments: Sequence[Adjustment] = (),
+    file: TensorFlowFile, adjustments: Sequence[Adjustment] = ()
 ) -> TensorFlowNative:
-    """A copy, whose values can be rounded, of the model that such a policy is planned on.
-
-    ``policy`` is the policy's label; operands are adjusted first.
-    """
-    file = _adjusted(_for_policy(file, policy), adjustments)
+    """A copy, with operands adjusted, whose values can be rounded."""
+    file = _adjusted(file, adjustments)
     return TensorFlowNative(file.graph, file.binding)
 
 
@@ -194,16 +174,6 @@ def _adjusted(file: TensorFlowFile, adjustments: Sequence[Adjustment]) -> Tensor
     model = native.finish()
     graph, binding = read(model, file.digest)
     return replace(file, model=model, graph=graph, binding=binding)
-
-
-def _for_policy(file: TensorFlowFile, policy: str) -> TensorFlowFile:
-    """The model that a policy of that label starts from.
-
-    An earlier conversion by another policy is taken back.
-    """
-    if file.original is None or conversion_stays(file.converted, policy):
-        return file
-    return file.original
 
 
 def input_shapes(model: FrozenModel) -> dict[str, tuple[Dim, ...] | None]:

@@ -44,7 +44,7 @@ class FrozenModel:
         outputs: Likewise.
         signatures: All names that the function is saved under.
         listed: Whether a caller gets the outputs as a list; else as a dict by their names.
-        notes: What an earlier conversion noted, so that it can be taken back.
+        notes: What its conversion noted, as in ``Provenance``; empty if there was none.
     """
 
     graph: GraphDef = field(repr=False)
