@@ -255,3 +255,16 @@ def test_a_plan_is_not_of_a_model_with_other_weights(tmp_path: Path, name: str) 
     assert found.placement is not None
     assert "of another version of the model" in found.placement.note
     assert "with other weights or attributes: 1 (m)" in found.placement.note
+
+
+def test_a_plan_is_not_of_a_model_with_another_op(tmp_path: Path) -> None:
+    source = Path("examples/digits/digits.onnx")
+    plan = finecast.convert(source, policy="all:bf16", verify=False).plan
+    model = onnx.load(source)
+    replaced = next(node for node in model.graph.node if node.op_type == "Relu")
+    replaced.op_type = "Tanh"
+    onnx.save(model, tmp_path / "other.onnx")
+    applied = finecast.apply(plan, tmp_path / "other.onnx", verify=False)
+    (told,) = applied.warnings
+    assert "of another version of the model" in told
+    assert f"written as other ops: 1 ({replaced.name})" in told

@@ -51,6 +51,8 @@ class Placement:
         gone: Ops of the plan that the version has not.
         changed: Ops of the plan that are here with other weights or attributes. None if the
             plan does not say what they were.
+        restated: Ops of the plan in whose place other ops are. Whether these compute the same,
+            as five ops may in place of a Gelu, is not known.
     """
 
     plan: Plan
@@ -61,11 +63,12 @@ class Placement:
     refused: Mapping[str, str]
     gone: tuple[str, ...]
     changed: tuple[str, ...] | None = None
+    restated: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
         """Whether all that the plan tells of its model is so here: one model, given twice."""
-        lost = self.gone or self.new or self.refused
+        lost = self.gone or self.new or self.refused or self.restated
         return self.changed == () and not lost
 
     @property
@@ -94,6 +97,7 @@ class Placement:
             if self.changed
             else []
         )
+        parts += [f"written as other ops: {_some(self.restated)}"] if self.restated else []
         parts += [f"gone: {_some(self.gone)}"] if self.gone else []
         parts += [f"new, in fp32: {_some(self.new)}"] if self.new else []
         parts += [f"in fp32, {why}: {_some(names)}" for why, names in self._refused().items()]
@@ -195,6 +199,7 @@ def place(plan: Plan, graph: Graph, opset: Callable[[Mapping[int, Format]], int]
         refused=refused,
         gone=tuple(d.node for d in plan.counted if d.node not in kept),
         changed=_changed(before, moved.structure, found) if plan.structure else None,
+        restated=tuple(before[i].name for g in found.regroupings for i in g.before),
     )
 
 
