@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "finecast"
 SOURCES = (SOURCE, *sorted(ROOT.glob("plugins/*/src")))
 MOST_PARAMETERS = 7
-MOST_AT_THE_TOP = 11
+MOST_AT_THE_TOP = 12
 # Typer reads the options of a verb from its ``run``. The verbs of Python take one more.
 KEYWORDS = {"api.py:tune", "tuning/tune.py:tune"}
 MOST_OF_A_VERB = 8

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
 
+from finecast import keywords
 from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
 from finecast.data.golden import chosen
@@ -98,7 +99,9 @@ _AS_IT_IS: Final = ReadOptions()
 
 
 @checked(ReadOptions, without=("from_type",))
-def load(model: Model, *, output: str | Path | None = None, **options: Any) -> OpenedModel:
+def load(
+    model: Model, *, output: str | Path | None = None, **options: Unpack[keywords.LoadKeywords]
+) -> OpenedModel:
     """Read a model from its path, or take one in memory; external data stays on disk.
 
     Args:
@@ -131,7 +134,7 @@ def convert(
     engine: str | None = None,
     target: Emulation | str | None = None,
     progress: Progress | bool = True,
-    **options: Any,
+    **options: Unpack[keywords.ConvertKeywords],
 ) -> Result:
     """Convert a model by a policy, verify it in an engine, and write it.
 
@@ -214,7 +217,7 @@ def apply(
     *,
     data: DataOptions | Data | None = None,
     engine: str | None = None,
-    **options: Any,
+    **options: Unpack[keywords.ApplyKeywords],
 ) -> Result:
     """Write the model that a plan gives; without ``output`` it is only the result's ``model``.
 
@@ -249,7 +252,7 @@ def tune(
     engine: str | None = None,
     target: Emulation | str | None = None,
     progress: Progress | bool = True,
-    **options: Any,
+    **options: Unpack[keywords.TuneKeywords],
 ) -> Result:
     """Find the fastest mixed-precision model that keeps the accuracy; write it if it helps.
 
@@ -547,7 +550,7 @@ def inspect(
     *,
     data: DataOptions | Data | None = None,
     low: Format = Format.BF16,
-    **options: Any,
+    **options: Unpack[keywords.InspectKeywords],
 ) -> Census:
     """Count a model's ops by class; with ``data``, report values that ``low`` cannot hold.
 
@@ -571,7 +574,7 @@ def judge(
     data: DataOptions | Data | None = None,
     engine: str | None = None,
     target: Emulation | str | None = None,
-    **options: Any,
+    **options: Unpack[keywords.ExplainKeywords],
 ) -> tuple[Graph, Plan]:
     """What the rules alone say of each op: the model's graph, and the lowest plan they permit.
 
@@ -596,7 +599,7 @@ def explain(
     data: DataOptions | Data | None = None,
     engine: str | None = None,
     target: Emulation | str | None = None,
-    **options: Any,
+    **options: Unpack[keywords.ExplainKeywords],
 ) -> Explanation:
     """Why an op has its format in a plan: what decided, and every rule's verdict.
 
@@ -658,7 +661,7 @@ def emulate(
     *,
     data: DataOptions | Data | None = None,
     progress: Progress | bool = True,
-    **options: Any,
+    **options: Unpack[keywords.EmulateKeywords],
 ) -> EmulationReport:
     """What a device that is not here would do to a model's metric and outputs.
 
@@ -701,7 +704,7 @@ def blame(
     data: DataOptions | Data | None = None,
     engine: str | None = None,
     progress: Progress | bool = True,
-    **options: Any,
+    **options: Unpack[keywords.BlameKeywords],
 ) -> Blame:
     """Which ops of a low model cost its accuracy: the fewest whose return to fp32 restores it.
 
@@ -792,7 +795,7 @@ def profile(
     engine: str | None = None,
     rounds: Rounds | None = None,
     progress: Progress | bool = True,
-    **options: Any,
+    **options: Unpack[keywords.ProfileKeywords],
 ) -> ProfileReport:
     """Latency, throughput and peak memory of models, compared with those of the first.
 
@@ -819,7 +822,10 @@ def profile(
 
 @checked(VerifyOptions)
 def verify(
-    model: str | Path, *, deployed: object | None = None, **options: Any
+    model: str | Path,
+    *,
+    deployed: object | None = None,
+    **options: Unpack[keywords.VerifyKeywords],
 ) -> Verification:
     """Whether a tuned model does on this machine what it did where it was tuned.
 
@@ -842,7 +848,9 @@ def verify(
 
 
 @checked(ReadOptions, without=_OF_READING)
-def diff(before: Plan | Model, after: Plan | Model, **options: Any) -> Difference:
+def diff(
+    before: Plan | Model, after: Plan | Model, **options: Unpack[keywords.ReadingKeywords]
+) -> Difference:
     """What differs between two plans, two models, or a plan and a new version of its model.
 
     Ops are matched by name, else by structure: models may be exports of one net by other

@@ -83,7 +83,7 @@ def test_a_check_from_a_file(
     [
         ((), "there is no low model"),
         (("LOW", "--plan", "p.json"), "there is more than one low model"),
-        (("LOW", "--auto-cast", "all"), "options of a compiler need its device"),
+        (("LOW", "--auto-cast", "all"), "no device is named (--target)"),
         (("LOW", "--metric", "top1", "--max-error", "1"), "judged in two ways"),
     ],
 )

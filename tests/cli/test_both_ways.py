@@ -213,7 +213,7 @@ def test_an_option_says_what_it_does() -> None:
 
 def test_an_unknown_option_names_those_that_are_close() -> None:
     with pytest.raises(finecast.UsageError, match="did you mean max_trials"):
-        finecast.tune("m.onnx", max_trial=3)
+        finecast.tune("m.onnx", max_trial=3)  # pyright: ignore[reportCallIssue]
     with pytest.raises(finecast.UsageError, match="metric is given beside DataOptions"):
         finecast.tune("m.onnx", data=finecast.DataOptions(data={}), metric="top1")
     with pytest.raises(finecast.UsageError, match="a criterion is given beside Goal"):

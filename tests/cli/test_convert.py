@@ -126,6 +126,8 @@ def test_names_that_match_nothing_are_errors_before_any_work(
     finecast: Finecast, net: Path, data: Path, tmp_path: Path, verb: str, options: list[str],
     said: str, offered: str,
 ) -> None:  # fmt: skip
+    if verb == "tune" and "--include" in options:
+        pytest.skip("tune has no such option")
     out = tmp_path / "l.onnx"
     ran = tmp_path / "ran"
     score = tmp_path / "score.py"
@@ -345,13 +347,13 @@ def test_one_file_or_external_data(finecast: Finecast, wide: Path, tmp_path: Pat
     data = tmp_path / "apart.onnx.data"
     assert data.stat().st_size > apart.stat().st_size
     # It stays as it came, unless told otherwise.
+    came = tmp_path / "came.onnx"
+    onnx.save(onnx.load(wide), came, save_as_external_data=True, location="came.data")
     for scope in ("none", "all", "matmult"):
         name = f"{scope}.onnx"
-        assert (
-            finecast("convert", apart, "-o", tmp_path / name, "--auto-cast", scope).code == 0
-        )
+        assert finecast("convert", came, "-o", tmp_path / name, "--auto-cast", scope).code == 0
         assert (tmp_path / f"{name}.data").exists()
-    assert finecast("convert", apart, "-o", whole, "--one-file").code == 0
+    assert finecast("convert", came, "-o", whole, "--one-file").code == 0
     assert not (tmp_path / "whole.onnx.data").exists()
 
 

@@ -183,6 +183,7 @@ def test_an_exported_program_is_tuned_in_what_it_can_state(tmp_path: Path) -> No
 def test_the_ladder_has_a_plan_on_integers(
     finecast: Finecast, heavy: tuple[Path, Path]
 ) -> None:
+    pytest.importorskip("finecast_neuron")
     net, data = heavy
     found = finecast("ladder", net, "--target", "inf1", "--data", data, *KEPT).json
     assert found["per_op"]["ops"]["int8"] >= 1, found["per_op"]

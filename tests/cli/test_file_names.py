@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from finecast.cli import VERBS
 from finecast.errors import ExitCode
 
 LATIN, CYRILLIC = b"mod\xe9l", "модель".encode()
@@ -79,8 +80,9 @@ def test_a_model_there_is_refused_in_one_line(
         "profile net.onnx NAME.onnx",
         "tune net.onnx -o NAMEo.onnx --data data.npz --metric top1",
         "emulate NAME.onnx --target trn1 --data data.npz",
-        "ladder NAME.onnx --target trn1 --data data.npz --metric top1",
     ]
+    if "ladder" in VERBS:
+        lines.append("ladder NAME.onnx --target trn1 --data data.npz --metric top1")
     asked = [(name, line) for name in names for line in lines]
     for (name, _), (code, errors) in zip(
         asked, run(tmp_path, *asked, locale=locale), strict=True

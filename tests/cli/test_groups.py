@@ -70,7 +70,9 @@ def test_every_option_is_in_one_panel() -> None:
     options = {
         p.name for v in VERBS for p in command(v).params if p.param_type_name == "option"
     }
-    assert {*listed} == options | {"help"}
+    # Without the plugin of a verb its options are listed for nothing.
+    assert {*listed} - options - {"help"} <= (set() if "ladder" in VERBS else {*listed})
+    assert options <= {*listed}
 
 
 def test_tune_has_few_options() -> None:

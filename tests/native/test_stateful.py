@@ -259,6 +259,8 @@ METRIC = ["--data", "net.npz", "--metric", "snr_db"]
 def test_every_verb_takes_a_stateful_model(
     words: list[str], ir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if words[0] not in cli.VERBS:
+        pytest.skip("it is a plugin's")
     monkeypatch.chdir(ir.parent)
     allowed = {ExitCode.DONE} | ({ExitCode.NOT_IMPROVED} if words[0] == "tune" else set())
     assert cli.main(words) in allowed

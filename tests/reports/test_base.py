@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,7 +72,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_drawn(tmp_path_factory.mktemp("net") / "net.onnx", NET, SHAPES)
 
 
-VERBS = {
+VERBS: dict[str, Callable[[Path], Report]] = {
     "inspect": lambda net: finecast.inspect(net, data=DATA),
     "explain": lambda net: finecast.explain(net),
     "explain a node": lambda net: finecast.explain(

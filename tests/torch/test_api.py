@@ -88,4 +88,4 @@ def test_example_inputs_are_for_modules(net: nn.Module, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="example_inputs captures a PyTorch module"):
         finecast.convert(tmp_path / "m.onnx", example_inputs=(X,))
     with pytest.raises(UsageError, match="did you mean example_inputs"):
-        finecast.convert(net, example_input=(X,))
+        finecast.convert(net, example_input=(X,))  # pyright: ignore[reportCallIssue]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,7 +152,7 @@ def test_one_policy_is_the_default_of_every_verb() -> None:
 
     from finecast import api
 
-    verbs = [api.convert, api.tune, ft.convert, ft.tune]
+    verbs: list[Callable[..., Any]] = [api.convert, api.tune, ft.convert, ft.tune]
     if find_spec("finecast_training") is not None:
         verbs.append(ft.compile)
     found = {inspect.signature(verb).parameters["policy"].default for verb in verbs}

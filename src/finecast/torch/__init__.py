@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from finecast.errors import EngineError, UsageError
 
@@ -33,6 +33,7 @@ from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.rates import wait_for
 from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.frontends.torch.converted import ConvertedModule
+from finecast.keywords import ConvertModuleKeywords, TuneModuleKeywords
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.measure.timing import Latency
 from finecast.native.conversion_notes import NOTHING_CONVERTED
@@ -85,7 +86,7 @@ def tune(
     criterion: Criterion | None = None,
     policy: str | Policy = DEFAULT_POLICY,
     options: TuneOptions | None = None,
-    **more: Any,
+    **more: Unpack[TuneModuleKeywords],
 ) -> Result:
     """``finecast.tune`` of a module: the fastest plan for which ``evaluate(module)`` is kept.
 
@@ -154,7 +155,7 @@ def convert(
     example_kwargs: Mapping[str, Any] | None = None,
     rule_set: str = "finecast",
     calibration: Iterable[Arguments] = (),
-    **more: Any,
+    **more: Unpack[ConvertModuleKeywords],
 ) -> ConvertedModule:
     """Convert a module to mixed precision by one plan over its whole graph.
 

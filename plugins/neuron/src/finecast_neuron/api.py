@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from finecast import api
 from finecast.api import Model
@@ -13,6 +13,7 @@ from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
 from finecast.data.sources import Data, DataOptions
 from finecast.devices.emulation import Emulation
+from finecast.keywords import LadderKeywords
 from finecast.native.artefact import Destination
 from finecast.native.model import ReadOptions
 from finecast.progress import Progress, reporting
@@ -33,7 +34,7 @@ def ladder(
     per_op: bool = True,
     formats: tuple[Emulation, Policy] | None = None,
     progress: Progress | bool = True,
-    **options: Any,
+    **options: Unpack[LadderKeywords],
 ) -> LadderOutcome:
     """Emulate every rung of a compiler's options, and look for a plan by op that is faster.
 

@@ -1,0 +1,5 @@
+"""The zoo runs what plugins add, too."""
+
+import pytest
+
+pytest.importorskip("finecast_training")
