@@ -335,8 +335,8 @@ def test_a_function_of_the_user_judges_outputs_and_inner_values() -> None:
 
 def test_a_check_that_returns_no_bool_is_told() -> None:
     exact, low, data = wrong_model()
+    check: Any = lambda *_: 0.5  # noqa: E731
     with pytest.raises(UserCodeError, match="returns float, not True or False"):
-        check: Any = lambda *_: 0.5  # noqa: E731
         finecast.blame(exact, low, data=data, check=check, progress=False)
 
 
