@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
-from finecast.engines import get_engine
+from finecast.engines import get_engine, probe
+from finecast.engines.base import Capability
 from finecast.engines.probe import probe_one
 from finecast.numbers.formats import Format
+
+
+def state_kernels(
+    monkeypatch: pytest.MonkeyPatch, engine: str, kernels: Mapping[Format, bool]
+) -> None:
+    """Have ``engine`` run these formats or not, whatever this CPU has; others are probed."""
+    device = get_engine(engine).device
+    stated = {
+        fmt: Capability(
+            runs=runs, speed=2.0 if runs else None, reason="" if runs else "stated"
+        )
+        for fmt, runs in kernels.items()
+    }
+    monkeypatch.setattr(probe, "_cache", {(engine, device): stated})
 
 
 def skip_without_int8(engine: str = "openvino") -> None:

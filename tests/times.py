@@ -25,9 +25,11 @@ from finecast.measure import timing
 from finecast.measure.racing import ANCHOR, Race
 from finecast.native import roundings
 from finecast.native.engine_subject import EngineSubject
-from finecast.native.subject import Built
+from finecast.native.subject import Built, Origin
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
+from finecast.tuning.measuring import Racing
+from finecast.tuning.workers import WorkerExecutor
 
 CALL_S: Final = 1e-3
 """What a call takes of which nothing else is stated."""
@@ -73,21 +75,33 @@ def _kernel_s(kernel: KernelTime) -> float:
     return KERNEL_S * len(kernel.ops) * factor if kernel.ops else MOVE_S
 
 
-def _stated_race(real: Callable[..., Race]) -> Callable[..., Race]:
-    """The race that ``real`` runs, with the stated times of the plans."""
-
-    def times(self: Any, built: Mapping[str, Built], *rest: Any) -> Race:
-        race = real(self, built, *rest)
-        if _has_clock(timing):
-            return race
-        seconds = {ANCHOR: CALL_S, **{n: seconds_of(one.plan) for n, one in built.items()}}
-        took = {n: timing.Took(wall_s=s, used_s=s) for n, s in seconds.items()}
-        race._samples = {
-            name: dict.fromkeys(samples, took[name]) for name, samples in race._samples.items()
-        }
+def _by_plans(race: Race, models: Mapping[str, Built] | Mapping[str, Origin]) -> Race:
+    """A race with the stated times of the plans that its models are made from."""
+    if _has_clock(timing):
         return race
+    seconds = {ANCHOR: CALL_S, **{n: seconds_of(one.plan) for n, one in models.items()}}
+    took = {n: timing.Took(wall_s=s, used_s=s) for n, s in seconds.items()}
+    race._samples = {
+        name: dict.fromkeys(samples, took[name]) for name, samples in race._samples.items()
+    }
+    return race
+
+
+def _stated_race(real: Callable[..., Race]) -> Callable[..., Race]:
+    def times(self: Any, built: Mapping[str, Built], *rest: Any) -> Race:
+        return _by_plans(real(self, built, *rest), built)
 
     return times
+
+
+def _stated_race_of_workers(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A worker process measures its races by a clock of its own."""
+
+    def race(self: WorkerExecutor, racing: Racing) -> tuple[Race | None, Sequence[str]]:
+        measured, told = real(self, racing)
+        return None if measured is None else _by_plans(measured, racing.models), told
+
+    return race
 
 
 def _stated_profile(real: Callable[..., list[KernelTime]]) -> Callable[..., list[KernelTime]]:
@@ -123,11 +137,12 @@ def _stated_call(
 
 
 def state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have nothing in this process be decided by a measured time."""
+    """Have nothing be decided by a measured time, of this process or of its workers."""
     monkeypatch.setattr(timing.Turns, "_timed", _stated_call(timing.Turns._timed))
     monkeypatch.setattr(probe, "_judge", _stated_judge(probe._judge))
     for name in ("times", "streamed"):
         monkeypatch.setattr(EngineSubject, name, _stated_race(getattr(EngineSubject, name)))
+    monkeypatch.setattr(WorkerExecutor, "_race", _stated_race_of_workers(WorkerExecutor._race))
     for session in (OpenVinoSession, OnnxRuntimeSession):
         monkeypatch.setattr(session, "profile", _stated_profile(session.profile))
     # One session for all switches, as far as the engine loads it.

@@ -93,7 +93,7 @@ def typed(content: Mapping[str, Any], name: str, kind: type[T], default: T | Non
     """
     value: object = content[name] if default is None else content.get(name, default)
     if type(value) is not kind:
-        raise ValueError(f"{name} is {shortened(repr(value))}")
+        raise ValueError(f"{name} is {_cut(repr(value), _MOST_OF_A_VALUE)}")
     return value
 
 
@@ -103,7 +103,7 @@ def malformed(error: Exception) -> str:
         case KeyError(args=(str(key),)):
             return f"it has no {key!r}"
         case _ if type(error) is ValueError and not _PYTHON_SAYS.search(str(error)):
-            return f"its content is of another form ({_cut(str(error), _MOST_TOGETHER)})"
+            return f"its content is of another form ({_cut(str(error), _MOST_OF_A_LINE)})"
         case _:
             return "its content is of another form"
 
@@ -113,27 +113,37 @@ _PYTHON_SAYS: Final = re.compile(
     r"|Exceeds the limit|inhomogeneous|embedded null|is not in (list|tuple)"
 )
 """What Python and numpy say where a value is of another type than was expected."""
-_MOST_TOGETHER: Final = 300
-"""Characters of a word, such as a name, that a message shows; a path has up to 255 a part."""
+_MOST_OF_A_VALUE: Final = 120
+"""Characters of a quoted value, or of a word, that a message shows."""
+_MOST_OF_A_LINE: Final = 200
+"""Characters of what is wrong with a file's content."""
+_MOST_OF_A_PATH: Final = 300
+"""Characters of a word where a message tells a place: a path has up to 255 a part."""
 _MOST_SHOWN: Final = 2000
 """Characters of each part of a message."""
+_OMISSION: Final = 40
+"""Characters, at most, that say how many were left out."""
+
+_LONG_VALUE: Final = re.compile(
+    rf"(?<!\w)(['\"])(?:(?!\1).){{{_MOST_OF_A_VALUE},}}\1(?!\w)"
+    rf"|[^\s/]{{{_MOST_OF_A_VALUE + 1},}}"
+)
+_LONG_PART: Final = re.compile(rf"[^\s/]{{{_MOST_OF_A_PATH + 1},}}")
 
 
-def shortened(text: str) -> str:
+def _readable(text: str, long: re.Pattern[str], most: int) -> str:
     """``text`` without the middle of what is too long to be read: a file has any text."""
-    text = _LONG_WORD.sub(lambda found: _cut(found[0], _MOST_TOGETHER), text)
-    return _cut(text, _MOST_SHOWN)
-
-
-_LONG_WORD: Final = re.compile(rf"[^\s/]{{{_MOST_TOGETHER + 1},}}")
+    return _cut(long.sub(lambda match: _cut(match[0], most), text), _MOST_SHOWN)
 
 
 def _cut(text: str, most: int) -> str:
+    """``text``, or its ends and a count of what is between them, in ``most`` characters."""
     if len(text) <= most:
         return text
-    end = most // 5
-    left = len(text) - most
-    return f"{text[: most - end]}... ({left} more characters) ...{text[-end:]}"
+    kept = most - _OMISSION
+    end = kept // 5
+    left = len(text) - kept
+    return f"{text[: kept - end]}... ({left} more characters) ...{text[-end:]}"
 
 
 Unfit: TypeAlias = Mapping[str, tuple[str, str]]
@@ -160,7 +170,10 @@ class FinecastError(Exception):
     def __init__(
         self, what: str, *, where: str = "", fix: str = "", unfit: Unfit = MappingProxyType({})
     ) -> None:
-        self.what, self.where, self.fix = map(shortened, (what, where, fix))
+        self.what = _readable(what, _LONG_VALUE, _MOST_OF_A_VALUE)
+        self.where, self.fix = (
+            _readable(text, _LONG_PART, _MOST_OF_A_PATH) for text in (where, fix)
+        )
         self.unfit = dict(unfit)  # errors of workers are pickled
         super().__init__(in_python(self.line))
 

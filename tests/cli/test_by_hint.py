@@ -247,9 +247,6 @@ def test_tune_tries_both_and_says_how_to_run_it(
         "tune", ir, "-o", out, "--data", tmp_path / "data.npz", "--criterion", "absolute",
         "--tolerance", "0.5", *BF16,
     )  # fmt: skip
-    # bf16 may be slow on this CPU, and a last race beside other tests tell so first.
-    if re.match(r"unchanged: (no plan is|.* is not) faster", answer.out):
-        pytest.skip("no plan is faster on this CPU")
     assert answer.code == 0, answer.err
     plan = Plan.load(out.with_suffix(".xml.plan.json"))
     code = answer.out.partition("run it in Python:\n")[2]
@@ -258,7 +255,8 @@ def test_tune_tries_both_and_says_how_to_run_it(
     names: dict[str, Any] = {}
     exec(code, names)  # as the user pastes it
     found = names["model"].get_property("INFERENCE_PRECISION_HINT").to_string()
-    assert found == hint
+    # OpenVINO gives the hint that it follows: fp32 where the CPU has no bf16 kernels.
+    assert found == (hint if computes_bf16() else "f32")
     assert names["outputs"]
 
 

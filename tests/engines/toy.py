@@ -90,7 +90,8 @@ class ToyEngine(Engine):
         try:
             runs = ReferenceEvaluator(str(model) if isinstance(model, Path) else model)
         except NotImplementedError as error:
-            raise EngineError(_no_kernel(source)) from error
+            op = next((s.op for s in source.steps if "." in s.op), "one of its ops")
+            raise EngineError(f"the toy cannot load the model: no kernel for {op}") from error
         return ToySession(
             source=source, runs=runs, kernels=_kernels(runs.proto_), profiling=profiling
         )
@@ -127,11 +128,6 @@ class ToySession(Session):
         del repeats  # every run takes the same time
         self.run(feeds)
         return sorted(self.kernels, key=lambda k: -k.time_s)
-
-
-def _no_kernel(source: ModelSource) -> str:
-    strange = next((s.op for s in source.steps if "." in s.op), "one of its ops")
-    return f"the toy cannot load the model: no kernel for {strange}"
 
 
 def _kernels(proto: onnx.ModelProto) -> list[KernelTime]:

@@ -16,7 +16,6 @@ from finecast import api
 from finecast.engines import probe
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.engines.usage import how_to_run
-from finecast.errors import UsageError
 from finecast.numbers.encodings import Dynamic
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -207,12 +206,6 @@ def test_groups_of_two_sizes_are_in_one_model(tmp_path: Path) -> None:
     got = np.asarray(session.run(None, inputs())[0])
     assert close(got, wanted(128))
     assert not close(got, wanted(32))
-    with pytest.raises(
-        UsageError, match="int4_dynamic_128 are made for onnxruntime alone"
-    ) as e:
-        api.convert(net, None, policy, engine="openvino")
-    assert e.value.fix.startswith("use int4_dynamic")
-    assert e.value.fix.endswith(", or --engine onnxruntime")
 
 
 def test_kernels_that_compute_otherwise_are_found(

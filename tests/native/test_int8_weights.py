@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.tuning.result import Result
+from tests.kernels import state_kernels
 from tests.native.weights_only import coded, engine_for, output_of, saved
 
 WEIGHTS = Format.INT8_WEIGHTS
@@ -201,22 +203,33 @@ def test_it_makes_a_model_smaller_though_it_gains_no_time(
     assert both.tuned.size_bytes < tuned("auto:bf16").tuned.size_bytes
 
 
+@pytest.mark.parametrize("runs", [True, False])
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("engine", "fmt", "alike", "other"),
     [
-        (
-            {"engine": "onnxruntime"},
-            "plans in int8_weights are made for openvino alone.* use int8_dynamic or int8, or",
-        ),
+        ("onnxruntime", "int8_weights", Format.INT8, "openvino"),
+        ("openvino", "int4_dynamic_128", Format.INT4_DYNAMIC, "onnxruntime"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, str], says: str, tmp_path: Path) -> None:
+def test_what_an_engine_lacks_is_refused_and_what_it_runs_is_named(
+    engine: str,
+    fmt: str,
+    alike: Format,
+    other: str,
+    runs: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state_kernels(monkeypatch, engine, {alike: runs})
     path = tmp_path / "net.onnx"
     onnx.save(parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         net (float[n, 2] x) => (float[n, 2] y) <float[2, 2] w = {1, 2, 3, 4}>
         { y = MatMul (x, w) }"""), path)  # fmt: skip
-    with pytest.raises(UsageError, match=says):
-        api.convert(path, None, "all:int8_weights", **options)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match=f"plans in {fmt} are made for {other} alone") as e:
+        api.convert(path, None, f"all:{fmt}", engine=engine)
+    named = e.value.fix.removeprefix("use ").rpartition("--engine ")[0]
+    assert (alike.label in re.split(r" or |, ", named)) is runs
+    assert e.value.fix.endswith(f"--engine {other}")
 
 
 def test_what_a_kernel_reads_tells_whether_weights_rest_so() -> None:

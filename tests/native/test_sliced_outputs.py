@@ -16,6 +16,7 @@ from finecast.engines import installed
 from finecast.engines.base import Feeds, Session, TensorSpec, joined_arrays
 from finecast.errors import UsageError
 from tests.frontends.tools import parse
+from tests.kernels import skip_without_int8
 
 WIDTH, BOXES, SCORES = 64, 4, 12
 X = 3 * np.random.default_rng(1).standard_normal((96, WIDTH)).astype(np.float32)
@@ -50,6 +51,7 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.skipif(not installed("openvino"), reason="OpenVINO is not installed")
 def test_convert_and_verify_tell_the_error_of_scores(detector: Path, tmp_path: Path) -> None:
+    skip_without_int8()
     low = tmp_path / "low.onnx"
     done = finecast.convert(detector, low, "all:int8", data={"x": X}, lock=True)
     errors = done.verified.outputs

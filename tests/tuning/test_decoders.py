@@ -44,6 +44,7 @@ def times(
     return Race.stated(seconds(False), {name: seconds(low) for name, low in lowered.items()})
 
 
+@pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
 @pytest.mark.parametrize("objective", ["latency", "first_token", "tokens_per_second"])
 def test_no_plan_loses_in_one_call_for_the_other_unasked(
     objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -55,8 +56,8 @@ def test_no_plan_loses_in_one_call_for_the_other_unasked(
         decoder.folder() / "decoder.onnx",
         tmp_path / "low.onnx",
         data=texts,
-        policy="all:int8",
-        engine="onnxruntime",
+        policy="all:bf16",
+        engine="openvino",
         objective=objective,
         decode_steps=3,
         batch=4,

@@ -19,6 +19,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules.base import DECISION, Reason
 from finecast.tuning.difference import Change, Difference, Side, difference
+from tests.kernels import state_kernels
 from tests.planning.nets import drawn, prepared
 from tests.planning.test_placing import AGAIN, LOW, NET, graph_of
 
@@ -154,8 +155,11 @@ def test_a_plan_and_a_new_version_of_its_model(
     assert content["counts"]["type"] == made.counts["bf16"]
 
 
-def test_ops_between_codes_have_their_format(tmp_path: Path) -> None:
+def test_ops_between_codes_have_their_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model on int8 states float ops between nodes that quantize: no type tells."""
+    state_kernels(monkeypatch, "openvino", {Format.INT8: True})  # it is not run
     source, low = Path("examples/digits/digits.onnx"), tmp_path / "low.onnx"
     with np.load("examples/digits/digits_calib.npz") as data:
         given = {"image": data["image"][:8]}

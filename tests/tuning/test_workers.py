@@ -35,6 +35,7 @@ from finecast.tuning.executor import Evaluated, Executor, LocalExecutor, LostTri
 from finecast.tuning.goal import Execution, Goal, TuneRequest
 from finecast.tuning.measuring import Measuring
 from tests.engines.emulator import models
+from tests.times import seconds_of
 
 MINE = """
 import ctypes, pathlib, time
@@ -221,6 +222,8 @@ def test_models_are_timed_where_nothing_disturbs(
     assert built["all"].loaded is None  # it was loaded there alone
     assert race.names == {"all"}
     assert race.latency("all").runs == 3
+    # The worker's clock decides nothing: tests/times.py states what plans take.
+    assert race.latency("all").median_s == seconds_of(opened.plan)
 
 
 def test_models_that_end_what_times_them_are_timed_here(

@@ -445,7 +445,7 @@ class Plan:
             raise UsageError(f"the plan decides {twice[0]!r} twice", where=where, fix=fix)
         if stated != plan.digest:
             raise UsageError(
-                f"the plan was changed: its digest is {plan.digest}, it states {stated}",
+                f"the plan was changed: its digest is {plan.digest}, it states {stated!r}",
                 where=where,
                 fix=fix,
             )
