@@ -58,7 +58,6 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--max-error": "max_error",
     "--max-trials": "max_trials",
     "--metric": "metric",
-    "--min-speedup": "min_speedup",
     "--no-verify": "verify=False",
     "--objective": "objective",
     "--of": "of",

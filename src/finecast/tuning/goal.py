@@ -187,7 +187,7 @@ class Goal:
         if not 1 <= self.min_speedup < math.inf:
             raise UsageError(
                 f"{self.min_speedup:g} times as good as fp32 is no gain to ask for",
-                where="--min-speedup",
+                where="min_speedup",
                 fix="give 1 or more, as 1.5",
             )
         if self.max_trials is not None and self.max_trials < 1:
