@@ -50,7 +50,7 @@ demo: $(VENV)/.installed
 	@echo "demo: tuning $(DIGITS)/digits.onnx"
 	@{ PYTHONUNBUFFERED=1 $(BIN)/finecast tune $(DIGITS)/digits.onnx -o $(OUT)/tuned.onnx \
 	    --data $(DIGITS)/digits_eval.npz --calib $(DIGITS)/digits_calib.npz \
-	    --metric top1 --tolerance 0.01 --plan-out $(OUT)/plan.json --force 2>&1; \
+	    --metric top1 --tolerance 0.01 --force 2>&1; \
 	  echo $$? > $(OUT)/status; } | tee $(OUT)/demo.log
 	@status=$$(cat $(OUT)/status); rm $(OUT)/status; \
 	if [ $$status -eq 1 ] && ! grep -q Traceback $(OUT)/demo.log; then \
