@@ -259,8 +259,8 @@ net (float[n, W] x) => (float[n, W] y) { y = MatMul (x, w) }""".replace("W]", f"
 def test_arguments_too_many_or_too_few_name_the_verb_and_its_parameters(net: Path) -> None:
     with pytest.raises(TypeError, match=r"tune: too many positional .*model, output; all"):
         finecast.tune(net, "out.onnx", X)  # pyright: ignore[reportCallIssue]
-    with pytest.raises(TypeError, match="ladder: missing a required argument: 'rungs'"):
-        finecast.ladder(net)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match="emulate: missing a required argument: 'target'"):
+        finecast.emulate(net)  # pyright: ignore[reportCallIssue]
 
 
 def test_a_result_in_place_of_a_model_says_what_it_has(net: Path) -> None:
