@@ -727,6 +727,7 @@ def blame(
     criterion = uncertified(options)
     asked.check_beside(stated, criterion)
     given = _opened(model, how)
+    given.check_original()
     with reporting(progress, "comparing") as report:
         beside = _low_of(given, how, low, engine=engine, policy=Policy.of(policy))
         reference = CachedSession(given.reference())

@@ -245,11 +245,13 @@ class Registered:
         plugins: What was loaded: the core first, then plugins by name.
         distributions: ``NAME VERSION`` of the distribution of each plugin, by its name.
         failures: Why a plugin could not be imported, by its name.
+        absent: Names of plugins that are known, and whose packages are not here.
     """
 
     plugins: tuple[Plugin, ...]
     distributions: Mapping[str, str]
     failures: Mapping[str, str]
+    absent: tuple[str, ...] = ()
 
 
 @cache
@@ -263,8 +265,10 @@ def registered() -> Registered:
 
     core: Plugin = load(CORE)
     loaded, distributions, failed = [core], dict[str, str](), dict[str, str]()
+    absent: list[str] = []
     for entry in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         if importlib.util.find_spec(entry.module.partition(".")[0]) is None:
+            absent.append(entry.name)
             continue
         try:
             plugin = entry.load()
@@ -277,7 +281,7 @@ def registered() -> Registered:
         loaded.append(plugin)
         if entry.dist is not None:
             distributions[plugin.name] = f"{entry.dist.name} {entry.dist.version}"
-    return Registered(tuple(loaded), distributions, failed)
+    return Registered(tuple(loaded), distributions, failed, tuple(absent))
 
 
 def plugins() -> Sequence[Plugin]:
@@ -288,6 +292,12 @@ def plugins() -> Sequence[Plugin]:
 def failures() -> list[str]:
     """A line for each plugin that could not be imported."""
     return [f"the plugin {n!r} is left out: {why}" for n, why in registered().failures.items()]
+
+
+def left_out() -> str:
+    """What to add to an error about a name that a plugin may have; empty if all are here."""
+    absent = registered().absent
+    return f"; plugins that are not here: {', '.join(absent)}" if absent else ""
 
 
 def verbs() -> dict[str, Verb]:
@@ -316,8 +326,8 @@ def public_name(name: str) -> Any:
         if name in plugin.names:
             return load(plugin.names[name])
     module, _, attribute = name.rpartition(".")
-    left_out = "".join(f"; {line}" for line in failures())
-    raise AttributeError(f"module {module!r} has no attribute {attribute!r}{left_out}")
+    what = f"module {module!r} has no attribute {attribute!r}"
+    raise AttributeError("; ".join((what, *failures())) + left_out())
 
 
 class _Alias(Loader):

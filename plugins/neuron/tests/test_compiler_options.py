@@ -514,3 +514,11 @@ def test_the_type_alone_is_read_as_the_compiler_reads_it(
     assert answer.code == 0, answer.err
     assert answer.json["cast_ops"] == 0
     assert "--auto-cast-type fp16 alone casts nothing" in answer.err
+
+
+def test_a_release_of_neuron_is_of_no_other_device(
+    finecast: Callable[..., Answer], net: Path
+) -> None:
+    answer = finecast("emulate", net, "--target", "avx2", "--sdk", "2.26")
+    assert answer.code == ExitCode.USAGE
+    assert "--sdk is a release of the Neuron compilers" in answer.err

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from finecast.errors import UsageError
 from finecast.plugin import public_name
+
+DRAWN: Final = {".html": "page_of", ".svg": "picture"}
+"""What draws a report, by the suffix of its file."""
 
 
 def drawing(name: str) -> Any:

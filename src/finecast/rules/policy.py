@@ -177,7 +177,7 @@ class Policy:
     ).field(False)
     by_hint: bool = Option(
         help="OpenVINO's IR without casts: mark ops that keep fp32, leave the others to"
-        " OpenVINO's own precision hint. tune tries both, unless this is given.",
+        " OpenVINO's own precision hint. tune tries both ways.",
         kind=bool,
     ).field(False)
     open_formats: bool = False

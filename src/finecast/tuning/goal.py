@@ -20,8 +20,9 @@ from finecast.measure.racing import Effort
 from finecast.naming import Option, convert_options, member_of, path_of
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
 from finecast.planning.plan import Plan
-from finecast.plugin import executors
+from finecast.plugin import executors, left_out
 from finecast.progress import Progress, silent
+from finecast.reports import DRAWN, drawn
 from finecast.reports.plan_report import report_path
 from finecast.rules import UserRule
 from finecast.rules.policy import Policy
@@ -230,7 +231,8 @@ def _executor(given: str) -> str:
     raise UsageError(
         f"{given!r} is nothing that evaluates",
         where="--executor",
-        fix=f"give {', '.join((LOCAL, *places, *(f'{p}://HOST:PORT' for p in places)))}",
+        fix=f"give {', '.join((LOCAL, *places, *(f'{p}://HOST:PORT' for p in places)))}"
+        + left_out(),
     )
 
 
@@ -350,6 +352,9 @@ class TuneRequest:
         """
         convert_options(self)
         self._check_criterion()
+        suffix = "" if self.report is None else self.report.suffix.lower()
+        if suffix in DRAWN:
+            drawn(DRAWN[suffix])
 
     def _check_criterion(self) -> None:
         """Check the criterion where the fp32 model's metric is known without running it."""

@@ -141,7 +141,7 @@ class CompilerOptions(CompilerFlags):
         from finecast_neuron.choice import choose
 
         given, notes = self.given(request)
-        if not self._concerns(request):
+        if not self._concerns(given):
             return None
         choice = choose(given, sdk=self.sdk, compiler=self.from_env)
         return replace(choice, notes=(*notes, *choice.notes))
@@ -155,14 +155,25 @@ class CompilerOptions(CompilerFlags):
         from finecast_neuron.choice import emulated
 
         given, notes = self.given(request)
-        if not self._concerns(request):
+        if not self._concerns(given):
             return None
         self._needed(given)
         emulation, label, more = emulated(given, sdk=self.sdk)
         return emulation, label, (*notes, *more)
 
-    def _concerns(self, request: CastRequest) -> bool:
-        """Whether an option is given, or the target is one of the compilers'."""
+    def _concerns(self, given: Given) -> bool:
+        """Whether an option is given, or the target is one of the compilers'.
+
+        Raises:
+            UsageError: If a release of the Neuron SDK is named for another device.
+        """
         from finecast_neuron.compilers import NEURON_TARGETS
 
-        return self != CompilerOptions() or request.target in NEURON_TARGETS
+        if self.sdk is not None and given.target not in (None, *NEURON_TARGETS):
+            raise UsageError(
+                f"--sdk is a release of the Neuron compilers, which do not build for"
+                f" {given.target}",
+                where="--sdk",
+                fix=f"leave it out, or name one of {', '.join(NEURON_TARGETS)}",
+            )
+        return self != CompilerOptions() or given.target in NEURON_TARGETS
