@@ -52,9 +52,10 @@ def met(path: Path) -> set[str]:
     from finecast.frontends import onnx as frontend
     from finecast.frontends import openvino as openvino_frontend
     from finecast.frontends.exact_casts import FAULT as CASTS
-    from finecast.frontends.onnx.miscomputed import FAULT as TIED
-    from finecast.frontends.onnx.miscomputed import miscomputed_ops, untied
+    from finecast.frontends.onnx.miscomputed import miscomputed_ops
     from finecast.frontends.onnx.opset import misread, opset_of
+    from finecast.frontends.openvino.confused import FAULT as TIED
+    from finecast.frontends.openvino.confused import confused_products
     from finecast.native.source import AS_IT_IS
 
     file = frontend.load(path)
@@ -64,14 +65,15 @@ def met(path: Path) -> set[str]:
         reduces = node.op_type.startswith("Reduce")
         found.add("openvino-reduce-axes" if reduces else "openvino-softmax-11")
     conditions = {
-        TIED: bool(untied(file.model)[1]),
         "onnx-upsample": "Upsample" in kinds,
         CASTS: _rounds_before_casts(file),
     }
     found |= {name for name, holds in conditions.items() if holds}
     graphs = [frontend.prepare(file, AS_IT_IS).graph]
     with contextlib.suppress(RuntimeError, FinecastError):  # OpenVINO does not read it
-        graphs.append(openvino_frontend.read(openvino.Core().read_model(path))[0])
+        model = openvino.Core().read_model(path)
+        found |= {TIED} if confused_products(model) else set()
+        graphs.append(openvino_frontend.read(model)[0])
     for graph in graphs:
         found |= {f.name for f in FAULTS if any(f.find(graph, low) for low in f.formats)}
         for node in graph.nodes:

@@ -27,6 +27,8 @@ class KnownFault:
         mended: The first release that has not; empty if there is none yet.
         met: In how many of the nets that were counted it is met, as ``3 of 41``, by
             ``scripts/faults_met.py``; empty where nothing finds it in a graph.
+        treated: What keeps users from it, and where a model is rewritten for a fault that few
+            meet, why.
         upstream: The address of the report, or the file of a text for one.
         test: The test that shows the fault, or what is done about it.
         fault: What is wrong.
@@ -37,6 +39,7 @@ class KnownFault:
     seen: str
     mended: str
     met: str
+    treated: str
     upstream: str
     test: str
     fault: str

@@ -116,7 +116,8 @@ def _has_bias(graph: Graph, node: Node) -> bool:
 #
 # A block of two products in int8 gives errors of 1e9 times the result where nothing between
 # the products needs floats: the block then quantizes the first product's sums, which are
-# 32-bit integers, as if their bits were those of floats.
+# 32-bit integers, as if their bits were those of floats. Such products are too small
+# to gain much by int8: all that follow another one keep out of it.
 
 # Sizes of the largest products that OpenVINO compiles so.
 _ROWS = 8
@@ -126,11 +127,6 @@ _JOINS = frozenset(
     {OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL, OpKind.SOFTMAX, OpKind.CAST, OpKind.COMPARISON}
 )
 _MLP_MOVES = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
-_CODES = frozenset({OpKind.QUANTIZE})
-# With one constant these change the scale and the zero point of codes, and need no floats. The
-# addition of a vector becomes the bias of the product, which makes floats of its sums.
-_SCALES = frozenset({"mul", "div"})
-_SHIFTS = frozenset({"add", "sub"})
 
 
 def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
@@ -157,49 +153,13 @@ def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
 
 
 def sums_of_codes(graph: Graph, low: Format) -> Mapping[int, str]:
-    """Small products of which the one before, in ``low``, would give sums of codes.
-
-    A product is not named if the one before is: that one then computes in floats.
-    """
-    found: dict[int, str] = {}
-    for product in graph.nodes:
-        if _is_small(graph, product):
-            before = _giving_codes(graph, product)
-            if before is not None and before.id not in found:
-                found[product.id] = (
-                    f"openvino takes the sums of {before.name} in {low.label}, which are"
-                    " integers, for floats"
-                )
-    return found
-
-
-def _giving_codes(graph: Graph, product: Node) -> Node | None:
-    """The small product before, if no op between the two needs its result in floats."""
-    index = product.inputs[0]
-    while index is not None:
-        producer = graph.values[index].producer
-        if producer is None:
-            return None
-        node = graph.nodes[producer]
-        if _is_small(graph, node):
-            has_bias = (
-                node.op == "gemm" and len(node.inputs) > 2 and node.inputs[2] is not None
-            )
-            return None if has_bias else node
-        read = [v.id for v in _inputs(graph, node)]
-        if len(read) != 1 or not _keeps_codes(graph, node):
-            return None
-        (index,) = read
-    return None
-
-
-def _keeps_codes(graph: Graph, node: Node) -> bool:
-    """Whether ``node``, which reads one value, can compute on codes of it."""
-    if node.op in _SHIFTS:
-        return all(constant.size == 1 for constant in graph.constants(node))
-    return (
-        node.op == "relu" or node.op in _SCALES or by_name(node.op).kind in _MLP_MOVES | _CODES
-    )
+    """Small products behind another one, which in ``low`` might give them sums of codes."""
+    return {
+        product.id: "openvino may take the sums of the small product before it in"
+        f" {low.label}, which are integers, for floats"
+        for product in graph.nodes
+        if _is_small(graph, product) and _behind_another(graph, product)
+    }
 
 
 def _is_small(graph: Graph, node: Node) -> bool:

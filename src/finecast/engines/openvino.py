@@ -56,6 +56,7 @@ from finecast.frontends.dry_run_worker import KernelFacts, OpFacts, PortFacts, o
 from finecast.frontends.dry_run_worker import kernels_of as runtime_kernels
 from finecast.frontends.onnx.model import without_links
 from finecast.frontends.openvino.changes import hint_of
+from finecast.frontends.openvino.confused import confused_products
 from finecast.frontends.openvino.draws import with_fixed_draws
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.model import WEIGHTS_SUFFIX, load, reads, sent
@@ -564,6 +565,7 @@ class OpenVinoEngine(Engine):
             with without_links(model) as place:
                 tried = attempt(self._dry_run(place, where, stated, data=source.data))
                 read = self._core.read_model(place)
+                _check_weights(read, where)
 
                 def names(ops: Sequence[OpFacts] | None = None) -> _Names:
                     return nodes_by_friendly_name(ops or ops_of(read), source)
@@ -573,6 +575,7 @@ class OpenVinoEngine(Engine):
         own = with_fixed_draws(load(model).model if isinstance(model, Path) else model)
         source = model_source(own)
         _check_depth(source, where)
+        _check_weights(own, where)
         settings = self._made_for(own, source, settings)
         with sent(own) if settings else nullcontext((None, 0)) as (content, described):
             beside = (
@@ -656,6 +659,21 @@ def _hint(fmt: Format) -> str:
     if fmt not in HINTS:
         raise EngineError(f"OpenVINO has no precision hint for {fmt.label}")
     return HINTS[fmt]
+
+
+def _check_weights(model: openvino.Model, where: str) -> None:
+    """Refuse a model of which OpenVINO computes a product with the weights of another one.
+
+    Raises:
+        EngineError: If it does; names both products.
+    """
+    if wrong := confused_products(model):
+        raise EngineError(
+            f"the model is not given to OpenVINO: {wrong}",
+            where=where,
+            fix="store a transposed copy of these weights for the second product, or use"
+            f" {other_engines('openvino')}",
+        )
 
 
 def _check_depth(source: ModelSource, where: str) -> None:

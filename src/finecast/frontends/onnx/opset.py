@@ -31,7 +31,6 @@ from finecast.frontends.onnx.definitions import (
 )
 from finecast.frontends.onnx.draws import FIXED_FROM, RANDOM
 from finecast.frontends.onnx.editor import FREE_INITIALIZERS, Editor, every_value, is_read
-from finecast.frontends.onnx.miscomputed import confused_weights, untied
 from finecast.frontends.onnx.model import OnnxFile, staged
 from finecast.frontends.onnx.statements import stated_since
 from finecast.frontends.onnx.types import ranks_of
@@ -199,20 +198,19 @@ def raise_as_far(model: ir.Model, versions: Iterable[int]) -> ir.Model:
 
 
 def stated_for_engines(file: OnnxFile) -> OnnxFile:
-    """``file`` in a form that engines read, and compute right, in a temporary folder.
+    """``file`` in a form that engines read, in a temporary folder.
 
     ``onnx.helper.make_model`` writes the newest versions that onnx knows, whatever a model
     needs of them, and ONNX Runtime reads those of some releases before. And some ops OpenVINO
-    misreads at some opsets, or computes wrongly, without a word: its fp32 would be another
-    model. The result has the digest of ``file``. It is ``file`` itself where that is read as
-    it is, and where a newer version is needed.
+    misreads at some opsets without a word: its fp32 would be another model. The result has
+    the digest of ``file``. It is ``file`` itself where that is read as it is, and where a
+    newer version is needed.
     """
     model, told = file.model, list[str]()
     for change in (
         _by_older_versions,
         _at_an_opset_of_fixed_draws,
         _at_an_opset_that_is_read,
-        _with_weights_apart,
     ):
         model, text = change(model)
         told += filter(None, [text])
@@ -271,12 +269,6 @@ def _at_an_opset_that_is_read(model: ir.Model) -> tuple[ir.Model, str]:
         return model, "" if old else f"{text}: {unread}"
     version = opset_of(raised)
     return raised, f"{text}: the model is taken at opset {version}"
-
-
-def _with_weights_apart(model: ir.Model) -> tuple[ir.Model, str]:
-    """The model without weights that OpenVINO confuses, and a note of them."""
-    apart, names = untied(model)
-    return apart, confused_weights(names)
 
 
 def _stated(model: ir.Model) -> ir.Model | None:

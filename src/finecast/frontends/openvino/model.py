@@ -21,12 +21,11 @@ from finecast.frontends.keras_models import (
     load_keras,
 )
 from finecast.frontends.onnx import model as onnx_model
-from finecast.frontends.onnx.miscomputed import confused_weights, miscomputed
+from finecast.frontends.onnx.miscomputed import miscomputed
 from finecast.frontends.onnx.model import without_links
 from finecast.frontends.openvino.changes import converted, marked, with_every_mark, write_marks
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
-from finecast.frontends.openvino.restating import untie
 from finecast.frontends.openvino.types import (
     FORMATS,
     label_of,
@@ -173,7 +172,6 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
     if not own:  # IR has the names in the file
         renumber_ops(model)
     name_ops(model)
-    told += (confused_weights(untie(model)),)
     return OvFile(
         path=path,
         model=model,
@@ -211,12 +209,10 @@ def from_model(model: openvino.Model) -> OvFile:
         save(copy, path)
         parts = _parts(path)
         found, size = digest(*parts), sum(p.stat().st_size for p in parts)
-    told = confused_weights(untie(copy))
     return OvFile(
         path=_IN_MEMORY,
         model=copy,
         digest=found,
-        told=tuple(filter(None, [told])),
         _size_bytes=size,
     )
 
