@@ -63,9 +63,15 @@ demo: $(VENV)/.installed
 
 # WORKERS=0 runs them in one process, as a debugger needs it.
 WORKERS ?= auto
+# Tests of the core in which plugins take part where they are here, and the pages.
+WITH_PLUGINS := tests/docs tests/zoo tests/test_keywords.py tests/test_structure.py \
+  tests/reports/test_base.py tests/cli/test_both_ways.py tests/cli/test_file_names.py \
+  tests/cli/test_groups.py tests/cli/test_user_files.py tests/torch/test_laws.py \
+  tests/torch/test_mixed_types.py tests/torch/test_regions.py tests/torch/test_scalars.py \
+  tests/torch/test_views.py
 PYTEST := pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
 test: lint test-core
-	$(BIN)/$(PYTEST) plugins
+	$(BIN)/$(PYTEST) plugins $(WITH_PLUGINS)
 
 # The core's tests, on a wheel that was built where there are no plugins: it works without them.
 CORE := build/core
