@@ -56,7 +56,11 @@ def test_convert_gives_the_model_back(
         tmp_path / "net.onnx", tmp_path / "low.onnx", "all:fp16", engine="onnxruntime"
     )
     if isinstance(given, onnx.ModelProto):  # onnx_ir writes other bytes of the same model
-        assert low.SerializeToString() == (tmp_path / "low.onnx").read_bytes()
+        written = onnx.load(tmp_path / "low.onnx")
+        for converted in (low, written):  # each names what it was made of
+            (name,) = (p for p in converted.metadata_props if p.key == "finecast.original")
+            converted.metadata_props.remove(name)
+        assert low.SerializeToString() == written.SerializeToString()
 
 
 def test_every_verb_takes_a_model_in_memory(net: onnx.ModelProto, tmp_path: Path) -> None:

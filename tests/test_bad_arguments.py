@@ -15,7 +15,7 @@ import pytest
 from onnx import parser
 
 import finecast
-from finecast.engines import installed
+from finecast.engines import ENGINES, installed
 from finecast.engines.source import read_source
 from finecast.errors import ExitCode, FinecastError, ModelError, UsageError
 from finecast.native.opening import plan_beside
@@ -40,6 +40,9 @@ def fives() -> Iterator[int]:
     yield 5
 
 
+OF_PLUGINS = ["tensorflow"] if "tensorflow" in ENGINES else []
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -60,7 +63,7 @@ def fives() -> Iterator[int]:
         ({"engine": 7}, "a name is expected for engine, not .* int"),
         *(
             ({"engine": engine}, r"does not run \.onnx files.* openvino or onnxruntime")
-            for engine in ("torch", "torch-eager", "torch:CUDA", "tensorflow")
+            for engine in ("torch", "torch-eager", "torch:CUDA", *OF_PLUGINS)
         ),
         ({"output": 5}, "a path is expected for output, not .* int"),
         ({"user_rules": [len]}, "a dict of rule functions by name is expected"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from openvino import opset13 as ov
 
 from finecast import api
-from finecast.frontends import openvino as frontend
 from finecast.rules.policy import Policy
 from tests.frontends.openvino_graphs import CONFIG, model_of
 
@@ -62,19 +60,6 @@ def test_a_norm_is_one_kernel(*, first: bool) -> None:
     )
     assert "inverse" in apart.verified.apart[0]
     assert not any("quotient" in told for told in apart.restated)
-
-
-@pytest.mark.parametrize("first", [False, True])
-def test_another_conversion_starts_from_the_product(tmp_path: Path, *, first: bool) -> None:
-    path = tmp_path / "low.xml"
-    given = net(first=first)
-    api.convert(given, path, "all:bf16")
-    back = frontend.prepare(frontend.load(path), Policy.parse("matmult:fp16")).model
-    product = next(op for op in back.get_ops() if op.get_friendly_name() == "product")
-    sources = [v.get_node().get_friendly_name() for v in product.input_values()]
-    assert product.get_type_name() == "Multiply"
-    assert sources == (["inverse", "before"] if first else ["before", "inverse"])
-    np.testing.assert_allclose(outputs(back), outputs(given), rtol=0.02, atol=0.02)
 
 
 def test_an_inverse_that_is_read_otherwise_stays() -> None:

@@ -56,6 +56,7 @@ def high(args: Any, ret: Any, amp: Any) -> list[str | None]:
 
 
 def test_raf_s_bias_add_is_each_addition_of_a_bias_to_a_product(tmp_path: Path) -> None:
+    pytest.importorskip("finecast_raf")
     """No residual, scalar or vector along another axis is a bias, nor is that of a sum."""
     rng = np.random.default_rng(0)
     sizes = {"w": (4, 4), "k": (4, 4, 1, 1), "b": (4,), "c": (1, 4, 1, 1), "one": (1,)}
@@ -101,6 +102,7 @@ def test_raf_s_bias_add_is_each_addition_of_a_bias_to_a_product(tmp_path: Path) 
 
 
 def test_raf_s_bias_add_matches_nothing_in_a_model_without_biases(model: Path) -> None:
+    pytest.importorskip("finecast_raf")
     with override({"raf.op.bias_add": high}), pytest.raises(UsageError, match="bias_add"):
         finecast.convert(model, model.with_name("low.onnx"), "all:bf16")
 
