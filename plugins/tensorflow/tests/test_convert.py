@@ -16,7 +16,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.planning.points import SWITCH, Switch
 from finecast.rules import override
-from finecast_tensorflow import frontend
+from finecast_tensorflow import frontend, functions
 from finecast_tensorflow.engine import TensorFlowEngine
 from finecast_tensorflow.frontend.loading import load, of_graph_def, save
 from plugins.tensorflow.tests.models import Model, nodes_of, of_function, served, tf, types_of
@@ -51,7 +51,7 @@ def test_the_code_that_is_printed_runs_a_saved_model(mlp: Model, tmp_path: Path)
 
 
 def test_what_no_library_writes_is_advised_nowhere(mlp: Model, tmp_path: Path) -> None:
-    low = finecast.tensorflow.convert(mlp.path, policy="all:bf16")
+    low = functions.convert(mlp.path, policy="all:bf16")
     with pytest.raises(UsageError) as refused:
         low.save(tmp_path / "low.keras")
     assert refused.value.fix == f"name it {tmp_path / 'low'}"
