@@ -161,8 +161,8 @@ zoo: $(ZOO_VENV)/.installed
 # What CI runs.
 zoo-sample: $(ZOO_VENV)/.installed
 	$(ZOO) --sample --json build/zoo-sample.jsonl
-	$(ZOO_VENV)/bin/python -m pytest -p no:cacheprovider tests/test_huggingface.py
+	$(ZOO_VENV)/bin/python -m pytest -p no:cacheprovider plugins/huggingface/tests
 
 clean:
 	rm -rf $(VENV) $(ZOO_VENV) $(TF_VENV) .venv-mxnet $(OUT) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src plugins tests -name __pycache__ -type d -prune -exec rm -rf {} +
