@@ -142,6 +142,8 @@ class Biased(nn.Module):
 
 
 def test_biases_are_added_behind_products_where_a_rule_is_for_them() -> None:
+    pytest.importorskip("finecast_raf")
+
     def never(args: Any, ret_type: Any, amp_dtype: Any) -> list[str]:
         del ret_type, amp_dtype
         return ["float32"] * len(args)

@@ -185,12 +185,12 @@ def test_letters_of_a_suffix_are_of_any_case(net: Any, kind: str, tmp_path: Path
         assert set(done.plan.formats.values()) == {Format.BF16}
 
 
-def test_a_saved_model_that_finecast_lowered_stays_low_and_that_is_said(
+def test_a_saved_model_that_finecast_converted_is_not_converted_to_ir(
     net: Any, tmp_path: Path
 ) -> None:
     low = tmp_path / "low"
     finecast.convert(saved(net, "SavedModel", tmp_path), low, "all:bf16")
-    done = finecast.convert(low, tmp_path / "low.xml", "all:bf16")
-    assert any("converted by finecast before, to all:bf16" in w for w in done.warnings)
+    with pytest.raises(ModelError, match="converted by finecast before, to all:bf16"):
+        finecast.convert(low, tmp_path / "low.xml", "all:bf16")
     done = finecast.convert(tmp_path / "saved", tmp_path / "own.xml", "all:bf16")
     assert not any("before" in w for w in done.warnings)
