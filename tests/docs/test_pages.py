@@ -195,6 +195,9 @@ def test_the_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def run(words: list[str], at: str) -> None:
     """Run one command, and give what comes after it the files that it names."""
     assert words[0] == "finecast", f"{at}: a command that no test knows: {words}"
+    study = words[2] if words[1] == "report" else ""
+    if study.endswith(".study.db") and not Path(study).exists():
+        return  # no plan promised to be faster on this CPU: nothing was tried
     code = cli.main([word for word in words[1:] if word != ">"])
     if code == 1 and words[1] == "tune":
         model, output = words[2], words[words.index("-o") + 1]
