@@ -53,8 +53,9 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
 _OTHERS: Final = "Other options"
 
 
-def _of_plugins() -> dict[str, tuple[str, ...]]:
-    groups = (group for plugin in plugins() for group in plugin.options)
+def _of_plugins(verb: str) -> dict[str, tuple[str, ...]]:
+    """The options that plugins add to a verb, by heading; those of other verbs stay unread."""
+    groups = (group for plugin in plugins() for group in plugin.options if verb in group.verbs)
     return {group.heading: tuple(options_of(load(group.options))) for group in groups}
 
 
@@ -69,7 +70,7 @@ class PanelledCommand(TyperCommand):
             if (record := param.get_help_record(ctx)) is not None
         }
         arguments = [p.name or "" for p in self.params if p.param_type_name == "argument"]
-        sections = {"Arguments": tuple(arguments), **PANELS, **_of_plugins()}
+        sections = {"Arguments": tuple(arguments), **PANELS, **_of_plugins(self.name or "")}
         listed = {name for names in sections.values() for name in names}
         sections[_OTHERS] = tuple(name or "" for name in records if name not in listed)
         for heading, names in sections.items():

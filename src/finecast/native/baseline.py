@@ -82,14 +82,16 @@ def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Output
         return ""
     try:
         wanted = session.run(feeds_for(session, feeds))
-        apart = _apart(graph, outputs, wanted)
+        ids, bounds = {v.name: v.id for v in graph.outputs}, _bounds(graph)
+        pairs = matched(free_outputs(graph), outputs, wanted)
+        off = {name: deviation(pairs.got[name], array) for name, array in pairs.wanted.items()}
+        apart = {n: d for n, d in off.items() if bounds.is_beyond(ids.get(n), d, _LIMIT)}
         if not apart:
             return ""
         nudged = each_call(feeds, lambda call: {n: nudge(a) for n, a in call.items()})
         again = session.run(feeds_for(session, nudged))
     except EngineError:
         return ""  # it does not run there, so that there is no second opinion
-    ids, bounds = {v.name: v.id for v in graph.outputs}, _bounds(graph)
     wrong: dict[str, tuple[Deviation, float]] = {}
     for name, found in apart.items():
         noise = deviation(again[name], wanted[name])
@@ -106,14 +108,6 @@ def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Output
 def _bounds(graph: Graph) -> Expected:
     """Which values hinge on a decision between numbers, in any rounding."""
     return expected(graph, {node.id: Format.BF16 for node in graph.float_nodes})
-
-
-def _apart(graph: Graph, outputs: Outputs, wanted: Outputs) -> dict[str, Deviation]:
-    """The outputs that differ, with their deviations."""
-    ids, bounds = {v.name: v.id for v in graph.outputs}, _bounds(graph)
-    pairs = matched(free_outputs(graph), outputs, wanted)
-    found = {name: deviation(pairs.got[name], array) for name, array in pairs.wanted.items()}
-    return {n: one for n, one in found.items() if bounds.is_beyond(ids.get(n), one, _LIMIT)}
 
 
 def _text(

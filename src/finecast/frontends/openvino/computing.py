@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -35,10 +36,10 @@ def computed(port: openvino.Output) -> NDArray[np.generic]:
     of_results: Any = openvino.Model  # its stub does not bind this constructor
     model: Any = of_results(results, [], "computed")
     tensor = openvino.Tensor(port.get_element_type(), port.get_shape())
-    try:
-        raw = tensor.data if model.evaluate([tensor], []) else _compiled(model, port)
-    except RuntimeError:
-        raw = _compiled(model, port)
+    evaluated = False
+    with suppress(RuntimeError):
+        evaluated = model.evaluate([tensor], [])
+    raw = tensor.data if evaluated else _compiled(model, port)
     fmt = FORMATS.get(label_of(port.get_element_type()))
     return raw if fmt is None or raw.dtype == fmt.dtype else raw.view(fmt.dtype)
 
@@ -54,10 +55,8 @@ def _compiled(model: openvino.Model, port: openvino.Output) -> NDArray[Any]:
         path = folder / "computed.xml"
         openvino.save_model(model, path, compress_to_fp16=False)
         run = DryRun(library="openvino", settings=settings, model=path, where=where, fix=_FIX)
-        try:
+        with suppress(RuntimeError):
             if kept := run.keep():
                 return kept.run([], fresh=True)[0]
-        except RuntimeError:
-            pass
     what = f"OpenVINO cannot compute {source.get_type_name()} of constants"
     raise ModelError(what, where=where, fix=_FIX)
