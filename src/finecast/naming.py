@@ -43,6 +43,17 @@ def spelled(word: str) -> str:
     return word.strip().lower()
 
 
+def stated(word: str, option: str) -> str:
+    """What an option states, as ``spelled``.
+
+    Raises:
+        UsageError: If it is empty.
+    """
+    if not spelled(word):
+        raise UsageError("the value is empty", where=option, fix="give one, or leave it out")
+    return spelled(word)
+
+
 def plain_dashes(word: str) -> str:
     """An option that starts with a typeset dash, with two hyphens in its place.
 

@@ -168,6 +168,10 @@ class FrontendEntry:
             return any((path / name).is_file() for name in self.folders)
         return path.suffix.lower() in self.suffixes
 
+    def opens(self, module: str) -> bool:
+        """Whether it opens objects of classes that ``module`` defines."""
+        return any(f"{module}.".startswith(f"{package}.") for package in self.packages)
+
     @property
     def installed(self) -> bool:
         """Whether its library is installed."""
@@ -211,7 +215,7 @@ class Plugin:
         name: Its name, that of its entry point.
         summary: What it is for, in one line; ``finecast doctor`` shows it.
         packages: Public modules under ``finecast``, each with the module or package that
-            stands for it: ``{"finecast_raf": "finecast_raf"}``.
+            stands for it: ``{"finecast.compat.raf": "finecast_raf"}``.
         names: Names in modules of the core, as ``finecast.torch.compile`` or
             ``finecast.reports.page_of``, each with ``module:attribute``. The first are for
             users; the others the core asks for where they are here.
@@ -243,7 +247,8 @@ class Registered:
 
     Attributes:
         plugins: What was loaded: the core first, then plugins by name.
-        distributions: ``NAME VERSION`` of the distribution of each plugin, by its name.
+        distributions: ``NAME VERSION`` of the distribution of each plugin, by its name; empty
+            where it has none.
         failures: Why a plugin could not be imported, by its name.
         absent: Names of plugins that are known, and whose packages are not here.
     """
@@ -279,8 +284,8 @@ def registered() -> Registered:
             failed[entry.name] = f"{entry.value} is a {type(plugin).__name__}, no Plugin"
             continue
         loaded.append(plugin)
-        if entry.dist is not None:
-            distributions[plugin.name] = f"{entry.dist.name} {entry.dist.version}"
+        of = entry.dist
+        distributions[plugin.name] = "" if of is None else f"{of.name} {of.version}"
     return Registered(tuple(loaded), distributions, failed, tuple(absent))
 
 
@@ -294,7 +299,7 @@ def failures() -> list[str]:
     return [f"the plugin {n!r} is left out: {why}" for n, why in registered().failures.items()]
 
 
-def left_out() -> str:
+def absent_plugins() -> str:
     """What to add to an error about a name that a plugin may have; empty if all are here."""
     absent = registered().absent
     return f"; plugins that are not here: {', '.join(absent)}" if absent else ""
@@ -327,7 +332,7 @@ def public_name(name: str) -> Any:
             return load(plugin.names[name])
     module, _, attribute = name.rpartition(".")
     what = f"module {module!r} has no attribute {attribute!r}"
-    raise AttributeError("; ".join((what, *failures())) + left_out())
+    raise AttributeError("; ".join((what, *failures())) + absent_plugins())
 
 
 class _Alias(Loader):

@@ -39,7 +39,7 @@ from finecast.errors import (
 )
 from finecast.files.locks import release_all
 from finecast.naming import plain_dashes
-from finecast.plugin import Verb, failures, left_out, load, plugins, verbs
+from finecast.plugin import Verb, absent_plugins, failures, load, plugins, verbs
 from finecast.processes.memory import limit_error, reserve_for_products
 from finecast.terminal import claim_standard_output, prints_to, results, safe, write
 
@@ -188,7 +188,7 @@ def _shown(error: BaseException, verb: str | None) -> FinecastError | None:
     if message is None:
         return limit_error(error)
     command = f"finecast {verb}" if verb else "finecast"
-    return UsageError(message().rstrip("."), fix=f"see {command} --help{left_out()}")
+    return UsageError(message().rstrip("."), fix=f"see {command} --help{absent_plugins()}")
 
 
 def _fail(error: FinecastError, *, as_json: bool) -> int:

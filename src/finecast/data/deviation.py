@@ -149,12 +149,12 @@ def deviations(got: Array, wanted: Array, axis: int | None = None) -> dict[Slice
 
 def _counted(got: Array, wanted: Array) -> Deviation:
     share = differing(got, wanted) / max(wanted.size, 1)
-    found = Deviation(relative=share, counted=True, as_numbers=share, beyond_step=share)
+    counted = Deviation(relative=share, counted=True, as_numbers=share, beyond_step=share)
     if not share or {got.dtype.kind, wanted.dtype.kind} - {"i", "u"}:
-        return found
+        return counted
     off = _deviation(got, wanted)
     return replace(
-        found, largest=off.largest, as_numbers=off.relative, beyond_step=off.beyond_step
+        counted, largest=off.largest, as_numbers=off.relative, beyond_step=off.beyond_step
     )
 
 

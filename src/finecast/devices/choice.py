@@ -21,7 +21,7 @@ from finecast.devices.emulation import (
     having,
 )
 from finecast.errors import UsageError
-from finecast.naming import spelled
+from finecast.naming import stated
 from finecast.numbers.formats import CODED, Format
 from finecast.numbers.roundmodes import Rounding
 from finecast.ops import OpKind
@@ -56,14 +56,9 @@ class CastRequest:
         """Normalize words to the spelling of the tables that they are looked up in."""
         for name in ("auto_cast", "auto_cast_type", "target"):
             value = getattr(self, name)
-            if value is None:
-                continue
-            if not spelled(value):
-                option = "--" + name.replace("_", "-")
-                raise UsageError(
-                    "the value is empty", where=option, fix="give one, or leave it out"
-                )
-            object.__setattr__(self, name, spelled(value))
+            if value is not None:
+                word = stated(value, "--" + name.replace("_", "-"))
+                object.__setattr__(self, name, word)
 
     @property
     def labels(self) -> list[str]:

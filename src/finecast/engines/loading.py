@@ -59,7 +59,7 @@ def _engine_of(home: str) -> str:
         entry.engines[0]
         for plugin in plugins()
         for entry in plugin.frontends
-        if any(f"{home}.".startswith(f"{package}.") for package in entry.packages)
+        if entry.opens(home)
     )
 
 

@@ -334,12 +334,8 @@ def _opened(
         given: OpenedModel = model
         _check_examples(how, given.name)
         return given
-    homes = [f"{base.__module__}." for base in type(model).__mro__]
-    takers = [
-        entry
-        for entry in FRONTENDS
-        if any(home.startswith(f"{p}.") for home in homes for p in entry.packages)
-    ]
+    homes = [base.__module__ for base in type(model).__mro__]
+    takers = [entry for entry in FRONTENDS if any(map(entry.opens, homes))]
     if takers:
         entry = takers[0]
         if output is not None:

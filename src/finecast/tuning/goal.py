@@ -20,7 +20,7 @@ from finecast.measure.racing import Effort
 from finecast.naming import Option, convert_options, member_of, path_of
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
 from finecast.planning.plan import Plan
-from finecast.plugin import executors, left_out
+from finecast.plugin import absent_plugins, executors
 from finecast.progress import Progress, silent
 from finecast.reports import DRAWN, drawn
 from finecast.reports.plan_report import report_path
@@ -232,7 +232,7 @@ def _executor(given: str) -> str:
         f"{given!r} is nothing that evaluates",
         where="--executor",
         fix=f"give {', '.join((LOCAL, *places, *(f'{p}://HOST:PORT' for p in places)))}"
-        + left_out(),
+        + absent_plugins(),
     )
 
 

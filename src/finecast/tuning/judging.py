@@ -15,6 +15,7 @@ import numpy as np
 from finecast.data.criterion import Criterion
 from finecast.data.deviation import expected, fp32_error
 from finecast.data.functions import load_function
+from finecast.data.metrics import by_output
 from finecast.data.sources import DataOptions, file_of
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed
 from finecast.engines.base import Array, Feeds, Session
@@ -76,7 +77,7 @@ class MetricJudge(Judge):
     def judge(self, session: Session) -> tuple[float, bool]:
         """The metric, which has to be within the tolerance of the fp32 model's."""
         score = self.workload.evaluate(session, self.reference)
-        outputs = getattr(score, "outputs", {})
+        outputs = by_output(score)
         self.worst = "" if len(outputs) < 2 else next(iter(outputs))
         return float(score), self.passes(float(score))
 

@@ -68,17 +68,17 @@ def ladder(
             rungs=rungs,
             progress=report,
         )
-        found = replace(
+        outcome = replace(
             walk.walk(),
             warnings=tuple(workload.warnings),
             target=rungs[0].emulation.target.name,
             metric_name=stated.label,
         )
         if not per_op:
-            return found
-        plan, why = search_per_op(walk, found, formats)
+            return outcome
+        plan, why = search_per_op(walk, outcome, formats)
     if plan is None or written.path is None:
-        return replace(found, plan=plan, why=why)
+        return replace(outcome, plan=plan, why=why)
     # Not verified: no engine here computes as the device, and the emulation judged it.
     api.apply(plan.plan, given(), written, verify=False)
-    return replace(found, plan=plan, why=why, output=written.path)
+    return replace(outcome, plan=plan, why=why, output=written.path)

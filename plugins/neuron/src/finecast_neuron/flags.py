@@ -13,7 +13,7 @@ from typing import Final
 
 from finecast.devices.choice import CastRequest
 from finecast.errors import UsageError
-from finecast.naming import plain_dashes, spelled, switch
+from finecast.naming import plain_dashes, spelled, stated, switch
 
 FLAGS_VARIABLE: Final = "NEURON_CC_FLAGS"
 STOCHASTIC_VARIABLE: Final = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
@@ -47,17 +47,12 @@ class Given:
     def __post_init__(self) -> None:
         """Normalize words to the spelling of the tables that they are looked up in."""
         for name in _STATED:
-            value = getattr(self, name)
+            value, option = getattr(self, name), "--" + name.replace("_", "-")
             if isinstance(value, str):
-                object.__setattr__(self, name, spelled(value))
+                object.__setattr__(self, name, stated(value, option))
             elif isinstance(value, tuple):
-                words = tuple(spelled(word) for word in value)
-                object.__setattr__(self, name, words)
-            if getattr(self, name) in ("", (), ("",)):
-                option = "--" + name.replace("_", "-")
-                raise UsageError(
-                    "the value is empty", where=option, fix="give one, or leave it out"
-                )
+                stated(" ".join(value), option)
+                object.__setattr__(self, name, tuple(spelled(word) for word in value))
 
     def over(self, other: Given) -> Given:
         """The options given here, and those of ``other`` that are not given here."""

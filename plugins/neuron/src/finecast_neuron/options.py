@@ -140,9 +140,10 @@ class CompilerOptions(CompilerFlags):
         """
         from finecast_neuron.choice import choose
 
-        given, notes = self.given(request)
-        if not self._concerns(given):
+        asked = self._asked(request)
+        if asked is None:
             return None
+        given, notes = asked
         choice = choose(given, sdk=self.sdk, compiler=self.from_env)
         return replace(choice, notes=(*notes, *choice.notes))
 
@@ -154,21 +155,23 @@ class CompilerOptions(CompilerFlags):
         """
         from finecast_neuron.choice import emulated
 
-        given, notes = self.given(request)
-        if not self._concerns(given):
+        asked = self._asked(request)
+        if asked is None:
             return None
+        given, notes = asked
         self._needed(given)
         emulation, label, more = emulated(given, sdk=self.sdk)
         return emulation, label, (*notes, *more)
 
-    def _concerns(self, given: Given) -> bool:
-        """Whether an option is given, or the target is one of the compilers'.
+    def _asked(self, request: CastRequest) -> tuple[Given, tuple[str, ...]] | None:
+        """As ``given``; None if no option is given, and the target is none of the compilers'.
 
         Raises:
             UsageError: If a release of the Neuron SDK is named for another device.
         """
         from finecast_neuron.compilers import NEURON_TARGETS
 
+        given, notes = self.given(request)
         if self.sdk is not None and given.target not in (None, *NEURON_TARGETS):
             raise UsageError(
                 f"--sdk is a release of the Neuron compilers, which do not build for"
@@ -176,4 +179,5 @@ class CompilerOptions(CompilerFlags):
                 where="--sdk",
                 fix=f"leave it out, or name one of {', '.join(NEURON_TARGETS)}",
             )
-        return self != CompilerOptions() or given.target in NEURON_TARGETS
+        concerned = self != CompilerOptions() or given.target in NEURON_TARGETS
+        return (given, notes) if concerned else None

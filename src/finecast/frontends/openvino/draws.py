@@ -52,9 +52,9 @@ class _Nodes:
 
     def add(self, kind: str, *read: Any, **attributes: Any) -> Any:
         """A node of that kind."""
-        made = getattr(_opset(), kind)(*read, **attributes)
-        made.set_friendly_name(f"{self._base}/{next(self._parts)}")
-        return made
+        node = getattr(_opset(), kind)(*read, **attributes)
+        node.set_friendly_name(f"{self._base}/{next(self._parts)}")
+        return node
 
     def whole(self, number: int) -> Any:
         """A constant integer."""
@@ -98,8 +98,10 @@ def _classes(op: Any, nodes: _Nodes) -> Any:
     """
     add, stated = nodes.add, op.get_attributes()
     chances = add("convert", op.input_value(0), "f32")
-    one = add("constant", np.array([1]))
-    samples = add("reshape", add("convert", op.input_value(1), "i64"), one, special_zero=False)
+    vector = add("constant", np.array([1]))
+    samples = add(
+        "reshape", add("convert", op.input_value(1), "i64"), vector, special_zero=False
+    )
     chances = add("exp", chances) if stated["log_probs"] else chances
     sizes = add("shape_of", chances, output_type="i64")
     if not stated["with_replacement"]:
@@ -116,7 +118,7 @@ def _classes(op: Any, nodes: _Nodes) -> Any:
     passed = add(
         "less", add("unsqueeze", sums, nodes.whole(1)), add("unsqueeze", drawn, nodes.whole(2))
     )
-    found = add("reduce_sum", add("convert", passed, "i64"), nodes.whole(2), keep_dims=False)
+    below = add("reduce_sum", add("convert", passed, "i64"), nodes.whole(2), keep_dims=False)
     classes = add("gather", sizes, nodes.whole(1), nodes.whole(0))
     last = add("subtract", classes, nodes.whole(1))  # where rounded sums end below 1
-    return add("minimum", found, last)
+    return add("minimum", below, last)

@@ -87,8 +87,9 @@ class ConvertedModule(GraphModule):
     def provenance(self) -> Provenance | None:
         """The conversion that made it; None if its plan lowers nothing."""
         plan = self.finecast_plan
-        lowers = plan is not None and plan.lowers
-        return Provenance.of(plan, self.finecast_original) if plan and lowers else None
+        if plan is None or not plan.lowers:
+            return None
+        return Provenance.of(plan, self.finecast_original)
 
     def __copy__(self) -> ConvertedModule:
         """Another module of the same tensors and graph."""

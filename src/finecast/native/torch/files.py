@@ -50,8 +50,8 @@ def converted(path: Path) -> Provenance | None:
         name = next((n for n in archive.namelist() if n.endswith(f"/extra/{NOTES_FILE}")), "")
         text = archive.read(name) if name else b"{}"
     try:
-        found: Any = json.loads(text)
-        return Provenance.read({str(key): str(value) for key, value in found.items()})
+        notes: Any = json.loads(text)
+        return Provenance.read({str(key): str(value) for key, value in notes.items()})
     except (ValueError, AttributeError):
         return None
 

@@ -105,8 +105,8 @@ class ModuleWorkload(Workload):
                 fix="it gets a module and returns a number: try it on the fp32 module",
             ),
         ):
-            found = self.function(subject.module)
-        return metric_value(found, self._name)
+            value = self.function(subject.module)
+        return metric_value(value, self._name)
 
     def calibration(self) -> Iterable[Feeds]:
         """The module's example inputs."""
