@@ -68,9 +68,12 @@ def test_a_weight_that_a_caller_may_replace_stays_an_input(
     low = _low(ir_version, **options)
     assert _inputs(low) == ["x", "w"]
     assert any("1 weight is an input, too, which a caller may" in t for t in low.warnings)
+    assert low.model is not None
+    assert [node.op_type for node in low.model.graph.node].count("Cast") == 3
+    # ONNX Runtime leaves the casts to fp16 out on some CPUs: the error may be 0.
     for weights, given in ((W, {}), (OTHER, {"w": OTHER})):
         y = _outputs(low, x=X, **given)
-        assert 0 < np.abs(y - X @ weights).max() < 40 * EPS
+        assert np.abs(y - X @ weights).max() < 40 * EPS
 
 
 @pytest.mark.parametrize(
