@@ -586,7 +586,7 @@ def judge(
     """
     asked = Policy.of(policy)
     run = _run_options(options, data, engine=engine, device=_device_for(asked, target))
-    return _opened(model, group_of(ReadOptions, options)).judge(asked, run)
+    return _opened(model, group_of(ReadOptions, options)).judge(asked, run)[:2]
 
 
 @checked(RunOptions, DataOptions, ReadOptions, without=_OF_JUDGING)
@@ -630,7 +630,7 @@ def explain(
         asked = Policy.of(policy)
         run = _run_options(options, data, engine=engine, device=_device_for(asked, target))
         read = _opened(model, how)
-        (graph, found), told = read.judge(asked, run), ()
+        graph, found, told = read.judge(asked, run)
     if node is None:
         return Explanation(graph=graph, plan=found, warnings=told)
     names = [one.name for one in graph.nodes]

@@ -17,7 +17,7 @@ from finecast import api
 from finecast.devices.emulation import Emulation, Scope, check
 from finecast.devices.targets import load_target
 from finecast.engines.loading import exact_engine
-from finecast.errors import UsageError
+from finecast.errors import ExitCode, UsageError
 from finecast.numbers.formats import Format
 from tests.cli.conftest import Answer
 
@@ -132,6 +132,9 @@ def test_tune_tries_every_format_that_gains_on_a_device(
     assert found["verdict"] == "improved", found["why"]
     assert {"int8", "int8_weights"} & found["ops"].keys()  # as fast, where weights are most
     assert "avx512-vnni computes bf16 in a wider format: left out" in found["why"]
+    verified = finecast("verify", net.with_name("a.onnx"))
+    assert verified.code == ExitCode.USAGE
+    assert "and none for a --target; convert writes one with --lock" in verified.err
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".xml"])

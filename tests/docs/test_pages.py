@@ -192,6 +192,27 @@ def test_the_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             run(words, at)
 
 
+def worded(text: str) -> str:
+    """The words of an output: without numbers, rules, widths of lines, and the machine."""
+    words = " ".join(re.sub(r"\d[\d.]*", "#", text.replace("─", "")).split())
+    return re.sub(r"on # cores? of .*?(?= relative output error)", "", words)
+
+
+def test_the_readme_shows_what_tune_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In words alone: numbers are those of a recorded run."""
+    monkeypatch.chdir(tmp_path)
+    all_digits(tmp_path)
+    blocks = blocks_of(ROOT / "README.md")
+    block = next(b for b in blocks if b.text.startswith("$ finecast tune"))
+    shown = re.split(r"^\$.*(?:\n    .*)*\n", block.text, flags=re.MULTILINE)[1]
+    run(next(iter(commands_of(block))), "README.md")
+    printed = worded(capsys.readouterr().out)
+    for part in filter(None, map(worded, re.split(r"^\.\.\.$", shown, flags=re.MULTILINE))):
+        assert part in printed
+
+
 def run(words: list[str], at: str) -> None:
     """Run one command, and give what comes after it the files that it names."""
     assert words[0] == "finecast", f"{at}: a command that no test knows: {words}"

@@ -24,7 +24,7 @@ from finecast.native import opening
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.census import Census
 from finecast.native.device import Program
-from finecast.native.model import OpenedModel, RunOptions
+from finecast.native.model import Judgement, OpenedModel, RunOptions
 from finecast.numbers.formats import Format
 from finecast.planning.placing import Placement, place
 from finecast.planning.plan import Plan
@@ -132,9 +132,10 @@ class ToyModel(OpenedModel):
     def census(self, options: RunOptions, low: Format) -> Census:
         return Census.of(self.graph, {}, name=self.name, size_bytes=self.size_bytes)
 
-    def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
+    def judge(self, policy: Policy, options: RunOptions) -> Judgement:
         rules = [*options.user_rules.items()]
-        return self.graph, planner_of(self.graph, policy, rules, measured=False).lowest()
+        planner = planner_of(self.graph, policy, rules, measured=False)
+        return self.graph, planner.lowest(), ()
 
     def read_graph(self) -> Graph:
         return self.graph

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis, Roundings
+from finecast.planning.problem import Analysis, Roundings, predicted_error
 from finecast.planning.proposing import frontier_of, near, within
 from finecast.planning.sensitivity import Saturation
 from finecast.planning.units import make_units
@@ -20,7 +21,7 @@ from finecast.rules import Permission
 from finecast.rules.policy import Policy
 from tests.graph.text import from_text
 
-FP32, BF16 = Format.FP32, Format.BF16
+FP32, BF16, FP16 = Format.FP32, Format.BF16, Format.FP16
 COUNT = 6
 
 
@@ -73,7 +74,8 @@ def test_the_error_to_keep_is_that_of_all_together(together: float) -> None:
     """The single errors have the sum 6; all together cause half of that, or twice."""
     planner, analysis = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
     adds_up = Saturation.through(COUNT, together)
-    analysis = replace(analysis, saturation=adds_up)
+    rounded = {BF16: replace(analysis.rounded[BF16], saturation=adds_up)}
+    analysis = replace(analysis, rounded=rounded)
     steps = frontier_of(planner, analysis)
     for low in range(1, COUNT):
         found = within(planner, analysis, steps, adds_up.together(low + 0.5))
@@ -123,3 +125,48 @@ def test_after_a_miss_plans_have_shares_of_the_error_that_is_allowed() -> None:
     found = near(planner, analysis, 5.5)
     assert [p.error for p in found] == [5.0, 4.0, 3.0, 2.0]
     assert [list(p.plan.formats.values()).count(BF16) for p in found] == [5, 4, 3, 2]
+
+
+@given(st.data(), *([st.floats(0.1, 10.0)] * 2))
+def test_an_error_of_several_formats_is_kept_as_they_add_up(
+    data: st.DataObject, first: float, second: float
+) -> None:
+    """Each format adds up in its own way: errors on the frontier grow, and limits are kept."""
+    planner, analysis = problem(data.draw(six), data.draw(six), 0.5)
+    mine = analysis.rounded[BF16]
+    other = replace(mine, units=np.array(data.draw(six)))
+    analysis = replace(
+        analysis,
+        times={**analysis.times, FP16: 9.0 - np.array(data.draw(six))},
+        rounded={
+            of: replace(one, saturation=Saturation.through(one.total, times * one.total))
+            for of, one, times in ((BF16, mine, first), (FP16, other, second))
+        },
+    )
+    allowed = {
+        i: Permission(formats=frozenset({FP32, BF16, FP16}), reasons=()) for i in range(COUNT)
+    }
+    planner = replace(planner, policy=Policy.parse("auto:bf16,fp16"), permissions=allowed)
+    steps = frontier_of(planner, analysis)
+    for before, after in pairwise(steps):
+        assert before.time_s > after.time_s
+        assert before.error < after.error
+    for choice in steps:
+        formats = choice.by_node(analysis.units)
+        assert choice.error == pytest.approx(predicted_error(analysis, formats))
+    error = data.draw(st.floats(0.1, 1.0)) * steps[-1].error
+    found = within(planner, analysis, steps, error)
+    if found is not None:
+        assert found.error <= error
+
+
+def test_the_error_of_a_plan_does_not_depend_on_formats_that_it_has_not() -> None:
+    _, alone = problem([4.0] * COUNT, [1.0] * COUNT, 0.0)
+    rounded = alone.rounded[BF16]
+    mine = replace(rounded, saturation=Saturation.through(COUNT, 0.1))
+    worse = replace(rounded, saturation=Saturation.through(COUNT, 9.0))
+    alone = replace(alone, rounded={BF16: mine})
+    beside = replace(alone, rounded={FP16: worse, BF16: mine})
+    for low in range(COUNT + 1):
+        formats = dict.fromkeys(range(low), BF16)
+        assert predicted_error(beside, formats) == predicted_error(alone, formats)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from finecast.numbers.formats import Format
 from finecast.rules import Ruling
+from finecast.rules.policy import Policy
 from finecast.rules.support import DEFINITION
 
 Judged = Callable[..., dict[str, Ruling | None]]
@@ -54,6 +56,16 @@ def test_formats_for_operands_need_ops_that_round(judged: Judged, fmt: str) -> N
     assert verdict is not None
     assert verdict.permits == {Format.FP32}
     assert "and the model's opset has no op that rounds to it" in verdict.text
+
+
+@pytest.mark.parametrize("low", ["bf16", "fp8_e4m3"])
+def test_where_nothing_is_lowered_the_opset_is_no_reason(judged: Judged, low: str) -> None:
+    """It is raised for what is lowered alone, and would admit more then."""
+    found = judged(DEFINITION, GRAPH, policy=f"none:{low}")
+    assert found["half"] is found["none"] is None
+    assert found["already"] is not None
+    one = replace(Policy.parse(f"none:{low}"), op_formats={"CumSum": Format.parse(low)})
+    assert judged(DEFINITION, GRAPH, policy=one)["none"] is not None
 
 
 def test_it_cannot_be_waived() -> None:

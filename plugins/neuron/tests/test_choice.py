@@ -204,5 +204,20 @@ def test_explicit_casts_add_none(name: str) -> None:
 def test_a_slip_in_the_environments_flags_is_told_from_other_options() -> None:
     with pytest.raises(UsageError, match=r"--auto-casts.*did you mean --auto-cast\?"):
         read(["--auto-casts=all"], lenient=True)
-    others = "--model-type transformer -O1 --lnc=2 --cache_dir /x --enable-fast-loading-neuron"
+    others = "--model-type transformer -O1 --lnc=2 --cache_dir /x"
+    others += " --enable-fast-loading-neuron-binaries"
     assert read(others.split(), lenient=True) == Given()
+    assert not read(others.split(), lenient=True).unknown
+
+
+def test_unknown_options_of_the_environment_are_named_with_close_ones() -> None:
+    found = read(["--model-typ=transformer", "--fancy", "3", "-O1", "-lnc", "2"], lenient=True)
+    assert found.passed_over == ("-O", "-lnc")
+    passed, *unknown = found.notes
+    assert passed == "-O, -lnc: for the compiler, no effect on numbers"
+    assert [note.partition(":")[0] for note in unknown] == [
+        "unknown compiler option --model-typ (did you mean --model-type?)",
+        "unknown compiler option --fancy",
+    ]
+    assert all(note.endswith("to numbers is not known") for note in unknown)
+    assert found.over(read(["--fancy"], lenient=True)).unknown == ("--fancy", "--model-typ")

@@ -16,7 +16,9 @@ from finecast.errors import ExitCode
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.planning.plan import Plan
+from finecast_neuron.compilers import NEURON_TARGETS
 from tests.cli.conftest import Answer
+from tests.engines.emulator import models
 
 Finecast = Callable[..., Answer]
 
@@ -522,3 +524,39 @@ def test_a_release_of_neuron_is_of_no_other_device(
     answer = finecast("emulate", net, "--target", "avx2", "--sdk", "2.26")
     assert answer.code == ExitCode.USAGE
     assert "--sdk is a release of the Neuron compilers" in answer.err
+
+
+def old_net(path: Path) -> Path:
+    """A product and a Relu in an opset that has no low types for them."""
+    nodes = [models.node("MatMul", "x w", "h"), models.node("Relu", "h", "y")]
+    weight = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+    return models.save(path, nodes, {"x": [4, 16]}, {"y": [4, 16]}, {"w": weight}, opset=9)
+
+
+def test_explain_says_what_convert_says_where_the_compiler_casts_nothing(
+    finecast: Finecast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A type alone casts nothing, so that the opset is not raised, and is no reason."""
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--target trn2 --auto-cast-type fp8_e4m3")
+    net = old_net(tmp_path / "old.onnx")
+    found = finecast("explain", net, "--from-env", "--json")
+    assert [group["decided_by"] for group in found.json["groups"]] == ["rule scope"]
+    converted = finecast("convert", net, "-o", tmp_path / "low.onnx", "--from-env")
+    assert "the compiler casts nothing with --auto-cast none" in converted.err
+    assert found.err == converted.err
+
+
+def test_an_op_s_own_format_raises_the_opset_without_a_scope(
+    finecast: Finecast, tmp_path: Path
+) -> None:
+    net = old_net(tmp_path / "old.onnx")
+    out, asked = tmp_path / "low.onnx", ("--auto-cast", "none", "--op", "MatMul=bf16")
+    answer = finecast("convert", net, "-o", out, *asked, "--no-verify", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["ops"]["bf16"]
+    assert onnx.load(out).opset_import[0].version == 13
+
+
+def test_every_target_of_the_ladder_is_in_its_help(finecast: Finecast) -> None:
+    shown = finecast("ladder", "--help").out
+    assert all(name in shown for name in NEURON_TARGETS)

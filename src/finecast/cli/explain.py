@@ -81,7 +81,8 @@ def run(
         freeze_inputs=how.freeze_inputs,
         trust=how.trust,
     )
-    warn(*found.warnings)
+    lowered = () if plan is not None else choice.told(set(found.plan.formats.values()))
+    warn(*found.warnings, *lowered)
     write_report(found, as_json=as_json)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finecast.cli.output import add_row, new_table, write_json, write_table
+from finecast.naming import enumerated
 
 if TYPE_CHECKING:
     from finecast.devices.targets import EngineSpec, Target
@@ -46,6 +47,7 @@ def _json(target: Target) -> dict[str, Any]:
         "saturate_infinity": target.saturate_infinity,
         "saturating_fp8": target.saturating_fp8,
         "stochastic_rounding": target.stochastic_rounding,
+        "widened": sorted(fmt.label for fmt in target.widened),
     }
 
 
@@ -108,4 +110,7 @@ def _print_one(target: Target) -> None:
     lines = [f"{'yes' if on else 'no '}  {what}" for what, on in flags.items()]
     moves = " or ".join(r.value for r in target.relayouts)
     lines.append(f"{target.bandwidth_gb_s:g} GB/s; transposes by {moves}")
+    if target.widened:
+        labels = enumerated(sorted(fmt.label for fmt in target.widened))
+        lines.append(f"stored as fp32, too, once a model is loaded: {labels}")
     write_table(table, *lines)

@@ -13,11 +13,11 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.devices.targets import Target
 from finecast.engines.base import GAINS, Array, Capability, Engine
 from finecast.engines.integers import FUSIONS, engines_for, fuses
 from finecast.engines.probe_models import (
@@ -85,14 +85,25 @@ def recall(engine: Engine, fmt: Format, speed: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Whether a format is faster than fp32 in an engine here, and a text that says so."""
+    """Whether a format is faster than fp32 in an engine or on a device, and a text.
+
+    ``slow`` says what it gives where it is taken although it is not faster.
+    """
 
     gains: bool
     text: str
+    slow: str = "no speed is gained here"
+
+    @property
+    def note(self) -> str:
+        """What to say of a format that is taken and not faster."""
+        return f"{self.text}: {self.slow}"
 
 
 def speed_of(engine: Engine, fmt: Format) -> Speed:
-    """The speed of one format, by short probes."""
+    """The speed of one format, by short probes; of an emulated device by its data sheet."""
+    if engine.emulates is not None:
+        return _documented(engine.emulates.target, fmt)
     found = engine.capability(fmt)
     why = f" ({found.reason})" if found.reason else ""
     if not found.runs or found.speed is None:
@@ -103,8 +114,16 @@ def speed_of(engine: Engine, fmt: Format) -> Speed:
     return Speed(gains=found.worthwhile, text=text)
 
 
-NO_GAIN: Final = "no speed is gained here"
-"""What a note on a slow format ends with."""
+def _documented(target: Target, fmt: Format) -> Speed:
+    """Whether a device computes in a format, and what it gains by one that it widens."""
+    if target.computes_in(fmt):
+        return Speed(gains=True, text=f"{target.name} computes in {fmt.label}")
+    stays = target.stored(fmt) is fmt is not Format.TF32
+    return Speed(
+        gains=False,
+        text=f"{target.name} computes {fmt.label} in a wider format",
+        slow="only less memory is moved" if stays else "no speed is gained",
+    )
 
 
 def drop_slow_formats(
@@ -122,7 +141,7 @@ def drop_slow_formats(
     named = set(policy.op_formats.values())
     kept = tuple(f for f, s in speeds.items() if s.gains or f in named) or policy.formats[:1]
     notes = tuple(
-        f"{s.text}: {NO_GAIN if f in kept else 'left out'}"
+        s.note if f in kept else f"{s.text}: left out"
         for f, s in speeds.items()
         if not s.gains and f not in named
     )

@@ -14,9 +14,10 @@ from finecast.data.sources import FeedMaker
 from finecast.devices.emulation import Emulation
 from finecast.devices.targets import load_target
 from finecast.engines.base import Engine, Feeds
+from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.faults import faults
 from finecast.engines.integers import fuses
-from finecast.engines.probe import NO_GAIN, drop_slow_formats, speed_of
+from finecast.engines.probe import drop_slow_formats, speed_of
 from finecast.engines.usage import in_memory_notes
 from finecast.errors import EngineError, FinecastError, Unfit, UsageError, WrongNumbersError
 from finecast.frontends.collection import paused_collection
@@ -133,10 +134,8 @@ class Converter:
             EngineError: If no engine can load it.
         """
         self.source.check(self.output)
-        left_out: tuple[str, ...] = ()
-        if target is None:
-            gains = partial(speed_of, self.engines[0])
-            policy, left_out = drop_slow_formats(policy, gains, user_rules)
+        runner = self.engines[0] if target is None else EmulatorEngine(emulation=target)
+        policy, left_out = drop_slow_formats(policy, partial(speed_of, runner), user_rules)
         request = Request(policy=policy, target=target, data=data, user_rules=user_rules)
         done = self._fitted(request)
         notes = dict.fromkeys((*done.warnings, *left_out, *self.told))
@@ -196,9 +195,12 @@ class Converter:
             *_gainless(policy.adjust or (), gained),
             *unfit_notes(built.plan),
         )
-        if target is None and applied.edits:
-            for fmt in policy.formats:
-                warnings += _slow(self.engines, done.verified, fmt) if fmt in used else ()
+        runner = next((e for e in self.engines if e.name == done.verified.engine), None)
+        if target is not None:
+            runner = EmulatorEngine(emulation=target)
+        if applied.edits and runner is not None:
+            speeds = (speed_of(runner, fmt) for fmt in policy.formats if fmt in used)
+            warnings += tuple(speed.note for speed in speeds if not speed.gains)
         return replace(done, warnings=warnings)
 
     def _planner(
@@ -384,15 +386,6 @@ def _grown(done: Converted, used: Collection[Format]) -> tuple[str, ...]:
     sizes = f"{before} bytes before, {after} after"
     why = "codes come with scales and ops, and the constants in codes are few or small"
     return (f"{named[0]} makes the model no smaller ({sizes}): {why}",)
-
-
-def _slow(engines: Sequence[Engine], verified: Verified, low: Format) -> tuple[str, ...]:
-    """A warning if the engine that verified the model is no faster with the format."""
-    engine = next((e for e in engines if e.name == verified.engine), None)
-    found = speed_of(engine, low) if engine else None
-    if found is None or found.gains:
-        return ()
-    return (f"{found.text}: {NO_GAIN}",)
 
 
 def _one_engine_alone(engine: Engine, graph: Graph, plan: Plan) -> tuple[str, ...]:

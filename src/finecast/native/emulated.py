@@ -22,7 +22,7 @@ from finecast.engines.emulator.session import (
     plan_session,
 )
 from finecast.engines.exact import CachedSession, Exact
-from finecast.engines.probe import Speed
+from finecast.engines.probe import Speed, speed_of
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
@@ -84,9 +84,7 @@ class EmulatedSubject(EngineSubject):
 
     def speed(self, fmt: Format) -> Speed:
         """Whether the device has arithmetic in ``fmt``, by its data sheet."""
-        if self.emulation.target.computes_in(fmt):
-            return Speed(gains=True, text=f"{self.target} computes in {fmt.label}")
-        return Speed(gains=False, text=f"{self.target} computes {fmt.label} in a wider format")
+        return speed_of(self.engine, fmt)
 
     def examine(
         self, policy: Policy, user_rules: UserRules, workload: Workload, progress: Progress

@@ -31,7 +31,7 @@ from finecast.native.device import Program
 from finecast.native.emulated import EmulatedSubject, NativeProgram
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.inner_decisions import MOST_SAMPLES
-from finecast.native.model import LowModel, OpenedModel, RunOptions
+from finecast.native.model import Judgement, LowModel, OpenedModel, RunOptions
 from finecast.native.observing import observe
 from finecast.native.planning import Judging, make_planner
 from finecast.native.returning import BesideLow
@@ -184,7 +184,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
             prepared = self.prepare_once(own=options.own)
             return counted(self, prepared, options, batches_of(self, options), low)
 
-    def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
+    def judge(self, policy: Policy, options: RunOptions) -> Judgement:
         """By the rules, which see the ranges of values if there are data."""
         engine = self._verifiers(options)[0]
         batches = self.observed(policy, options, batches_of(self, options))
@@ -296,15 +296,18 @@ def judged(
     policy: Policy,
     options: RunOptions,
     batches: Sequence[Feeds],
-) -> tuple[Graph, Plan]:
-    """The graph, and the lowest plan that the rules permit by the ranges on ``batches``."""
-    rules = tuple(options.user_rules.items())
-    if options.device is None:
-        policy, _ = drop_slow_formats(policy, lambda fmt: speed_of(engine, fmt), rules)
+) -> Judgement:
+    """What the rules say of each op by the ranges on ``batches``."""
+    rules, device = tuple(options.user_rules.items()), options.device
+    runner = engine if device is None else EmulatorEngine(emulation=device)
+    policy, notes = drop_slow_formats(policy, partial(speed_of, runner), rules)
     prepared = source.prepare(policy)
     facts = observe(prepared, lambda: batches) if batches else {}
     planner = make_planner(prepared, policy, engine, Judging(facts=facts, user_rules=rules))
-    return prepared.graph, planner.lowest()
+    plan = planner.lowest()
+    slow = (speed_of(runner, fmt) for fmt in policy.formats if fmt in plan.low_formats)
+    notes += tuple(speed.note for speed in slow if not speed.gains)
+    return prepared.graph, plan, tuple(dict.fromkeys(notes))
 
 
 def counted(

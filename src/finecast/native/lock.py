@@ -356,7 +356,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(
             "there is no lock of the model",
             where=str(path),
-            fix="tune writes it beside the plan; --lock names another file",
+            fix="tune writes it beside a model that it timed on this machine, and none for a"
+            " --target; convert writes one with --lock; verify's --lock names another file",
         )
     found = read_json(
         path, what="lock", kind=KIND, version=_VERSION, most_bytes=_MOST_BYTES, fix=_FIX

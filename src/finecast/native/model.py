@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from finecast.data.input_ranges import rows_read
 from finecast.data.sources import DataOptions, workload_of
@@ -46,6 +46,8 @@ RULES_OPTION: Final = Option(
     many=True,
     python=(Mapping, "a dict of rule functions by name"),
 )
+Judgement: TypeAlias = "tuple[Graph, Plan, tuple[str, ...]]"
+"""A graph, the lowest plan that the rules permit on it, and notes on formats that are slow."""
 _NOT_EVALUATED: Final = "its accuracy was not evaluated, which tune --start does"
 
 
@@ -269,8 +271,8 @@ class OpenedModel(ABC):
         """Ops by class, and with data the values that ``low`` cannot hold."""
 
     @abstractmethod
-    def judge(self, policy: Policy, options: RunOptions) -> tuple[Graph, Plan]:
-        """The graph, and the lowest plan that the rules permit on it; nothing is measured."""
+    def judge(self, policy: Policy, options: RunOptions) -> Judgement:
+        """What the rules say of each op; beside the speeds of formats nothing is measured."""
 
     @abstractmethod
     def read_graph(self) -> Graph:

@@ -49,7 +49,7 @@ from finecast.planning.points import (
     switches,
 )
 from finecast.planning.problem import Analysis, pins, roundings
-from finecast.planning.sensitivity import Probe, Sensitivity, joined, measure
+from finecast.planning.sensitivity import Probe, Sensitivity, measure
 from finecast.planning.units import Units, make_units
 from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts
@@ -136,21 +136,20 @@ class Times:
         found |= {f: one.toward(self.errors.get(f)) for f, one in given.items()}
         carried = planner.carried.unit(self.units)
         io = prepared.resolve_io(planner.highest().io)
-        saturation, errors = joined(found)
         pinned = pins(io, (Format.FP32, *self.points))
         analysis = Analysis.of(
             planner.graph,
             self.units,
             self.cost,
             {
-                fmt: roundings(self.units, where, errors[fmt], pinned)
+                fmt: roundings(self.units, where, found[fmt], pinned)
                 for fmt, where in self.points.items()
             },
             io=io,
             lowest_s=self.lowest_s,
             probes=sum(s.probes for s in found.values()),
         )
-        return replace(analysis, saturation=saturation, carried=carried)
+        return replace(analysis, carried=carried)
 
 
 def points_of(

@@ -18,7 +18,7 @@ from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Priced, build_problem
 from finecast.planning.units import deciding
 from finecast.rules.base import DECIDED_BY, DECISION, Reason
-from finecast.solver.assignment import Ints
+from finecast.solver.assignment import Floats, Ints
 from finecast.solver.flips import Flips, flips
 from finecast.solver.labelling import LabelProblem, evaluate
 
@@ -216,7 +216,7 @@ def explained(
         analysis=analysis,
         label=label,
         flips=flips(problem, label),
-        error=evaluate(problem, label).error,
+        errors=evaluate(problem, label).errors,
         adds_up=not free_outputs(graph),
     )
     own = {d.node: r for d in plan.decisions for r in d.reasons if r.rule == DECISION}
@@ -261,6 +261,7 @@ class _Compared:
     """The formats of all units, and what each change of one of them makes.
 
     Attributes:
+        errors: The squared errors of roundings to each format, fp32 first.
         adds_up: Whether the errors of units add up. They do not in outputs that are compared
             as sets of rows, where a unit in fp32 may cross a threshold that its error hid.
     """
@@ -268,7 +269,7 @@ class _Compared:
     analysis: Analysis
     label: Ints
     flips: Flips
-    error: float
+    errors: Floats
     adds_up: bool
 
     def reason(self, unit: int, because: str) -> Reason:
@@ -295,13 +296,15 @@ class _Compared:
 
     def _alternatives(self, unit: int) -> Iterator[Alternative]:
         """The unit's format beside each other one whose cost is known."""
-        own, saturation = self._own(unit), self.analysis.saturation
+        own = self._own(unit)
         for number, fmt in enumerate(self.analysis.times):
             more, casts = self.flips.time_s[unit, number], self.flips.casts_s[unit, number]
             if fmt is own or not np.isfinite(more + casts):
                 continue
-            added = max(self.error + self.flips.error[unit, number], 0.0)
-            errors = [saturation.relative(e) for e in (self.error, added)]
+            changed = self.errors.copy()
+            changed[self.label[unit]] -= self.flips.errors[unit, self.label[unit]]
+            changed[number] += self.flips.errors[unit, number]
+            errors = [math.sqrt(self.analysis.together(e[1:])) for e in (self.errors, changed)]
             low, high = fmt, own
             if fmt is Format.FP32:
                 low, high, more, casts = own, fmt, -more, -casts

@@ -90,6 +90,7 @@ class RooflineCost:
             traffic: How many times the bytes of these values move.
         """
         shapes = self.node_shapes(graph, node)
+        stored = {i: self.target.stored(fmt) for i, fmt in stored.items()}
         compute_s = (flops(graph, node, shapes) or 0.0) / (rate_tflops * _TERA)
         moved = bytes_moved(graph, node, stored, shapes)
         if moved == 0.0 and compute_s == 0.0:
@@ -99,6 +100,7 @@ class RooflineCost:
 
     def cast_time_s(self, value: Value, src: Format, dst: Format) -> float:
         """Seconds to read in one format and write in the other; zero where casts are free."""
+        src, dst = self.target.stored(src), self.target.stored(dst)
         if src.storage is dst.storage or self.target.free_casts or value.constant is not None:
             return 0.0
         if not src.encodes_results:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -56,22 +56,23 @@ class Roundings:
     A unit u in the format adds ``units[u]``, the error of its constants, and ``shared[u]``,
     what changes as all readers of its result read the same rounding, which may be negative.
     Rounding r adds ``errors[r]``, once, if any of the units or pins in ``lists[r]`` has the
-    format.
+    format. ``saturation`` is how all these add up.
     """
 
     units: NDArray[np.float64]
     shared: NDArray[np.float64]
     lists: Sequence[Sequence[int]]
     errors: NDArray[np.float64]
+    saturation: Saturation = field(default_factory=Saturation)
 
     @property
     def total(self) -> float:
-        """The squared error of everything rounded."""
+        """The sum of all single squared errors."""
         return float(self.units.sum()) + self.values
 
     @property
     def values(self) -> float:
-        """The squared error of all values rounded, without constants."""
+        """The sum of the single squared errors of values, without those of constants."""
         return float(self.errors.sum() + self.shared.sum())
 
     @property
@@ -110,7 +111,6 @@ class Analysis:
         shapes: Observed shapes of values, by id.
         priced: What the costs count.
         constant_cost: Cost of each copy of a constant; None if constants cost nothing.
-        saturation: How the errors of roundings add up.
         node_time: Seconds of a node of the graph in a format, of each node and not only of
             those in a unit; None if that is not known.
     """
@@ -126,8 +126,18 @@ class Analysis:
     shapes: Shapes = field(default_factory=dict[int, Shape])
     priced: Priced = Priced.TIME
     constant_cost: ConstantCost | None = None
-    saturation: Saturation = field(default_factory=Saturation)
     node_time: NodeTime | None = None
+
+    def together(self, errors: Iterable[float]) -> float:
+        """The squared error of roundings to each low format, whose single errors have sums.
+
+        Law: the error of roundings to one format does not depend on which others there are.
+
+        Args:
+            errors: The sum of the single squared errors for each format of ``rounded``.
+        """
+        sums = zip(self.rounded.values(), errors, strict=True)
+        return sum(rounded.saturation.together(added) for rounded, added in sums)
 
     @classmethod
     def of(
@@ -280,7 +290,13 @@ def roundings(
         )
         for point in points.points
     ]
-    return Roundings(units=error, shared=shared, lists=lists, errors=sensitivity.values)
+    return Roundings(
+        units=error,
+        shared=shared,
+        lists=lists,
+        errors=sensitivity.values,
+        saturation=sensitivity.saturation,
+    )
 
 
 def pins(io: Mapping[int, Format], formats: Sequence[Format]) -> dict[int, int]:
@@ -356,8 +372,7 @@ def predicted_error(analysis: Analysis, formats: Mapping[int, Format]) -> float:
 
     A unit of which any op is low counts as low, so roundings are never left out.
     """
-    parts = (_parts(analysis, fmt, formats) for fmt in analysis.rounded)
-    return analysis.saturation.together(sum(sum(part) for part in parts))
+    return analysis.together(sum(_parts(analysis, fmt, formats)) for fmt in analysis.rounded)
 
 
 def predicted_parts(
@@ -368,11 +383,12 @@ def predicted_parts(
     Node i has ``formats[i]``; the errors are those of formats with scales. None if the plan
     has not both, so that there is nothing to tell apart.
     """
-    coded = [_parts(analysis, fmt, formats) for fmt in analysis.rounded if fmt.has_scales]
-    constants, values = (sum(part) for part in zip(*coded, strict=True)) if coded else (0, 0)
-    if not constants or not values:
-        return None
-    return analysis.saturation.together(constants), analysis.saturation.together(values)
+    none = (0.0, 0.0)
+    coded = [
+        _parts(analysis, fmt, formats) if fmt.has_scales else none for fmt in analysis.rounded
+    ]
+    constants, values = map(analysis.together, zip(*coded, strict=True)) if coded else none
+    return (constants, values) if constants and values else None
 
 
 def _parts(
@@ -408,6 +424,7 @@ class Choice:
         formats: The format of each unit.
         time_s: Predicted seconds, or bytes where plans are priced in bytes.
         error: Predicted squared relative output error.
+        added: The sum of the single squared errors of its roundings.
         index: Its step of the frontier; None for none.
         problem: The problem that it solves; None if that was not built.
     """
@@ -415,6 +432,7 @@ class Choice:
     formats: tuple[Format, ...]
     time_s: float
     error: float
+    added: float = 0.0
     index: int | None = None
     problem: LabelProblem | None = field(default=None, repr=False, compare=False)
 
@@ -433,10 +451,18 @@ class Choice:
         return cls(
             formats=tuple(formats[int(number)] for number in label),
             time_s=found.time_s,
-            error=analysis.saturation.together(found.error),
+            error=analysis.together(found.errors[1:]),
+            added=found.error,
             index=index,
             problem=problem,
         )
+
+    @property
+    def saturation(self) -> Saturation:
+        """How errors of choices like this one add up: of one format just as they do."""
+        if not (self.added > 0 and self.error > 0):
+            return Saturation()
+        return Saturation.through(self.added, self.error)
 
     @property
     def lowers(self) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
@@ -62,12 +62,20 @@ def frontier_of(
             Choice.of(step, problem, step.low, analysis, index=step.index)
             for step in frontier(two_sided(problem), max_steps=most)
         )
-    low, high = (analysis.saturation.apart(error) for error in errors)
-    steps = envelope(problem, max_steps=most or _MANY, errors=(low, high))
-    return tuple(
-        Choice.of(step, problem, step.label, analysis, index=index)
-        for index, step in enumerate(steps)
-    )
+    steps = envelope(problem, max_steps=most or _MANY, errors=_apart(analysis, errors))
+    choices = [Choice.of(step, problem, step.label, analysis) for step in steps]
+    better = accumulate((c.error for c in reversed(choices)), min, initial=math.inf)
+    # Errors of several formats saturate apart, so a faster choice may err less in all.
+    kept = [c for c, least in zip(reversed(choices), better, strict=False) if c.error < least]
+    return tuple(replace(c, index=index) for index, c in enumerate(reversed(kept)))
+
+
+def _apart(analysis: Analysis, errors: tuple[float, float]) -> tuple[float, float]:
+    """Bounds of the sums of single squared errors of choices whose errors lie in a range."""
+    adding = [rounded.saturation for rounded in analysis.rounded.values()]
+    least, most = errors
+    steepest = max([1.0, *(1 / s.least for s in adding if s.least)])
+    return least / steepest, sum(s.apart(most) for s in adding)
 
 
 def proposal(planner: Planner, analysis: Analysis, choice: Choice, name: str = "") -> Proposal:
@@ -145,8 +153,9 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
     for formats in dict.fromkeys((costed, *((f,) for f in analysis.rounded))):
         plan = explained(planner, analysis, planner.lowest(*formats), problem)
         used = set(plan.formats.values())
-        added = sum(r.total for fmt, r in analysis.rounded.items() if fmt in used)
-        error = analysis.saturation.together(added)
+        error = analysis.together(
+            r.total if fmt in used else 0.0 for fmt, r in analysis.rounded.items()
+        )
         low = sorted(plan.low_formats, key=[*formats, *Format].index)
         name = f"{', '.join(f.label for f in low or [Format.FP32])} wherever permitted"
         found.append(Proposal(name=name, plan=plan, time_s=analysis.lowest_s, error=error))
@@ -182,6 +191,8 @@ def predicted_cost(planner: Planner, analysis: Analysis, plan: Plan) -> float:
 
 # Units that are changed one by one: each turn prices all changes anew.
 _MOST_UNITS: Final = 64
+# Turns in which the sum of single errors is found that keeps an error of several formats.
+_TURNS: Final = 4
 
 
 def within(
@@ -205,10 +216,14 @@ def within(
     numbers = {f: number for number, f in enumerate(analysis.times)}
     slow, fast = (np.array([numbers[f] for f in choice.formats]) for choice in pair)
     problem = pair[0].problem or build_problem(planner.graph, planner.permissions, analysis)
-    apart = analysis.saturation.apart(error)
-    found = fastest_within(problem, apart, _descend(problem, slow, fast, apart))
-    choice = Choice.of(found, problem, found.label, analysis)
-    # Errors that were taken apart and put together again may be off in their last digit.
+    choice = pair[1]
+    for _ in range(_TURNS):
+        # Of several formats this is how the errors of the last choice add up, not of the next.
+        apart = choice.saturation.apart(error)
+        found = fastest_within(problem, apart, _descend(problem, slow, fast, apart))
+        choice = Choice.of(found, problem, found.label, analysis)
+        if choice.error <= error:
+            break
     return choice if choice.time_s < pair[0].time_s and choice.error <= error else None
 
 

@@ -21,7 +21,6 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.numbers.formats import Format
 from finecast.planning.free_rows import FreeOutput, matched
 from finecast.planning.points import RoundingPoints
 from finecast.planning.slices import WHOLE, Slice, slices_of
@@ -318,25 +317,6 @@ class Saturation:
             return error
         divisor = 1 - self.rate * error
         return max(error / divisor, error * self.least) if divisor > 0 else math.inf
-
-
-def joined(
-    found: Mapping[Format, Sensitivity],
-) -> tuple[Saturation, dict[Format, Sensitivity]]:
-    """One saturation for plans of several formats, and the single errors scaled to fit it.
-
-    It is the saturation of the format with the largest total error. The errors of each format
-    are scaled so that all of its roundings together give its measured total by it.
-    """
-    known = [s for s in found.values() if s.known]
-    if not known:
-        return Saturation(), dict(found)
-    most = max(known, key=lambda s: s.total)
-    saturation = most.saturation
-    return saturation, {
-        fmt: s.scaled(saturation.apart(s.total) / s.added) if s.known else s
-        for fmt, s in found.items()
-    }
 
 
 def measure(

@@ -312,8 +312,8 @@ class _Content:
         found: dict[str, dict[str, dict[str, float]]] = {}
         if analysis is None or graph is None:
             return found
-        relative = analysis.saturation.relative
         for fmt, rounded in analysis.rounded.items():
+            relative = rounded.saturation.relative
             values = rounded.by_unit
             for unit, nodes in enumerate(analysis.units.members):
                 errors = {
@@ -329,12 +329,11 @@ class _Content:
         analysis = self.sources.analysis
         if analysis is None:
             return None
-        relative = analysis.saturation.relative
         return {
             fmt.label: {
-                "weights": relative(float(rounded.units.sum())),
-                "activations": relative(rounded.values),
-                "both": relative(rounded.total),
+                "weights": rounded.saturation.relative(float(rounded.units.sum())),
+                "activations": rounded.saturation.relative(rounded.values),
+                "both": rounded.saturation.relative(rounded.total),
             }
             for fmt, rounded in analysis.rounded.items()
         }

@@ -17,6 +17,11 @@ _NAMED: Final = 3
 """Ops that are named as limiting."""
 _LEAST_SHARE: Final = 0.01
 """What adds less than this share of the largest squared error is not named."""
+_FAR_OFF: Final = 4.0
+"""Predicted errors are told to be wrong from this factor on. Of 160 plans of real models all
+were within 2.8 (``docs/prediction.md``)."""
+_NEGLIGIBLE: Final = 1e-5
+"""Relative errors below this are about those of fp32 itself, and count as this much."""
 _FASTER: Final = 1.005
 """What is as good as another one, rounded to percents, is not said to be faster."""
 _FP32: Final = "fp32"
@@ -41,9 +46,11 @@ def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
     would cause the most.
     """
     limiting, kept = limiting_units(content["units"]), _kept_units(content["units"])
+    off = prediction_off(content["result"])
+    heading = [_heading(content, limiting), *([f"But {off}."] if off else [])]
     return {
         "verdict": _verdict(content),
-        "heading": _heading(content, limiting),
+        "heading": " ".join(heading),
         "limits": _limits(content, limiting),
         "kept_heading": _kept_heading(kept),
         "kept": _limits(content, kept),
@@ -282,6 +289,29 @@ _EQUALLY_FAST: Final = (
     "plans count as equally fast until a race shows, beyond what other processes disturb, that"
     " one is more than 3% faster: the more accurate one is chosen"
 )
+
+
+def prediction_off(found: Mapping[str, Any] | None) -> str:
+    """That a plan's output error is far from the predicted one; empty where it is not.
+
+    Args:
+        found: What ``tune`` found, as ``--json`` prints it; None if nothing was searched.
+    """
+    errors = (found or {}).get("relative_error") or {}
+    if not errors.get("outputs"):
+        return ""
+    both = (errors["predicted"], errors["measured"])
+    predicted, measured = (math.nan if error is None else error for error in both)
+    if not math.isfinite(predicted + measured):
+        return ""
+    times = max(measured, _NEGLIGIBLE) / max(predicted, _NEGLIGIBLE)
+    if max(times, 1 / times) < _FAR_OFF:
+        return ""
+    how = f"{times:.3g} times" if times > 1 else f"1/{1 / times:.3g} of"
+    return (
+        f"the output error is {how} the predicted one: errors of single ops do not add up in"
+        " this model, and those predicted for other plans may be as far off"
+    )
 
 
 def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:

@@ -9,15 +9,18 @@ from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.ops.einsum import as_product
 from finecast.rules.base import KEEP, Context, Rule, Ruling, only
+from finecast.rules.policy import Scope
 
 
 def _judge_definition(node: Node, context: Context) -> Ruling | None:
     """The formats that the op's definition admits at the model's opset; other types stay."""
-    own = node.format
+    own, policy = node.format, context.policy
     if own is None:
         return None
     if own is not Format.FP32:
         return Ruling(permits=only(own), text=f"already {own.label} in the model; kept")
+    if policy.scope is Scope.NONE and not policy.op_formats:
+        return None  # nothing is lowered, so that the opset was not raised for it
     low, around = context.low, context.low in context.casts_around
     stated = low.storage in node.admits or not low.encodes_results
     if low.has_scales or not low.encodes_results:

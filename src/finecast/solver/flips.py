@@ -14,22 +14,30 @@ from finecast.solver.labelling import LabelProblem, read_in
 class Flips:
     """Differences to a labelling, by unit and by the label that the unit alone takes instead.
 
-    All are zero for the label that the unit has.
+    All differences are zero for the label that the unit has.
 
     Attributes:
         time_s: float64[n, k], additional seconds of the unit itself; inf where not permitted.
         casts_s: float64[n, k], additional seconds of all casts.
-        error: float64[n, k], additional squared error.
+        errors: float64[n, k], the squared error that the unit adds with each label to that of
+            all other units: of its own roundings, and of those that no other unit does.
+        label: The label that each unit has.
     """
 
     time_s: Floats
     casts_s: Floats
-    error: Floats
+    errors: Floats
+    label: Ints
 
     @property
     def total_s(self) -> Floats:
         """float64[n, k], additional seconds of the unit and of all casts."""
         return self.time_s + self.casts_s
+
+    @property
+    def error(self) -> Floats:
+        """float64[n, k], additional squared error."""
+        return self.errors - self.errors[np.arange(len(self.label)), self.label][:, None]
 
 
 def flips(problem: LabelProblem, label: Ints) -> Flips:
@@ -43,7 +51,8 @@ def flips(problem: LabelProblem, label: Ints) -> Flips:
     return Flips(
         time_s=problem.time - problem.time[own][:, None],
         casts_s=_casts(problem, label, k),
-        error=problem.error - problem.error[own][:, None] + _roundings(problem, label, k),
+        errors=problem.error + _roundings(problem, label, k),
+        label=label,
     )
 
 
@@ -81,17 +90,15 @@ def _price(problem: LabelProblem, row: Ints, source: Ints, read: Bools) -> Float
 
 
 def _roundings(problem: LabelProblem, label: Ints, k: int) -> Floats:
-    """A rounding is added with the first unit that has its format, and goes with the last."""
+    """The errors of roundings that each unit does with each label, and no other unit does."""
     sides, found = problem.with_pins(label), np.zeros((len(label), k))
     for number, rounded in enumerate(problem.roundings, start=1):
         hits = sides[rounded.rows.unit] == number
         count = np.bincount(rounded.rows.row, hits, len(rounded.error)).astype(np.int64)
         row, unit, often = _pairs(rounded.rows.row, rounded.rows.unit, 1)
-        has = label[unit] == number
-        last = has & (count[row] == often)
-        found -= total_by(unit[last], rounded.error[row[last]], len(label))[:, None]
-        adds = last | (count[row] == 0)
-        found[:, number] += total_by(unit[adds], rounded.error[row[adds]], len(label))
+        others = count[row] - np.where(label[unit] == number, often, 0)
+        alone = others == 0
+        found[:, number] = total_by(unit[alone], rounded.error[row[alone]], len(label))
     return found
 
 

@@ -34,6 +34,11 @@ class Step:
     order: Ints = field(repr=False, compare=False)
 
     @property
+    def errors(self) -> Floats:
+        """The squared errors of roundings to each of the two formats, as of a labelling."""
+        return np.array([0.0, self.error])
+
+    @property
     def low(self) -> Bools:
         """Which units are low (computed from ``order``, which all steps share)."""
         return self.order <= self.index

@@ -20,6 +20,7 @@ from finecast.solver.assignment import (
     Ints,
     Problem,
     ProblemBuilder,
+    total_by,
 )
 
 
@@ -151,12 +152,24 @@ class LabelProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labelling:
-    """A format for each unit and what that costs; ``casts`` counts those that take time."""
+    """A format for each unit and what that costs.
+
+    Attributes:
+        label: The format of each unit.
+        time_s: Seconds of units and casts.
+        errors: float64[k], the squared errors of roundings to each format, label 0 first.
+        casts: The number of casts that take time.
+    """
 
     label: Ints = field(repr=False)
     time_s: float
-    error: float
+    errors: Floats = field(repr=False)
     casts: int
+
+    @property
+    def error(self) -> float:
+        """The sum of all squared errors."""
+        return float(self.errors.sum())
 
     def cost(self, lam: float) -> float:
         """Seconds, with error at ``lam`` seconds a unit."""
@@ -169,14 +182,14 @@ def evaluate(problem: LabelProblem, label: Ints) -> Labelling:
     sides = problem.with_pins(label)
     read = read_in(problem, sides)
     cost = problem.cast[sides[problem.producer], :, np.arange(len(problem.producer))]
-    error = float(problem.error[unit, label].sum())
+    errors = total_by(label, problem.error[unit, label], problem.labels)
     for number, found in enumerate(problem.roundings, start=1):
         hit = np.bincount(found.rows.row, sides[found.rows.unit] == number, len(found.error))
-        error += float(found.error[hit > 0].sum())
+        errors[number] += found.error[hit > 0].sum()
     return Labelling(
         label=label,
         time_s=float(problem.time[unit, label].sum() + cost[read].sum()),
-        error=error,
+        errors=errors,
         casts=int(np.count_nonzero(read & (cost > 0))),
     )
 

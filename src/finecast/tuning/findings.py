@@ -188,7 +188,7 @@ def sensitivities(planner: Planner, analysis: Analysis) -> tuple[UnitSensitivity
             UnitSensitivity(
                 nodes=tuple(graph.nodes[n].name for n in members[unit]),
                 format=fmt,
-                error=analysis.saturation.relative(float(error)),
+                error=rounded.saturation.relative(float(error)),
                 fp32_cost=float(analysis.times[Format.FP32][unit]),
                 low_cost=float(analysis.times[fmt][unit]),
             )

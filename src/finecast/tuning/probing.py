@@ -113,7 +113,7 @@ class Probing:
         key = label.tobytes()
         if key not in self._pool:
             self._pool[key] = found = evaluate(self._problem, label)
-            self._predicted[key] = _log(self.analysis.saturation.together(found.error))
+            self._predicted[key] = _log(self.analysis.together(found.errors[1:]))
         return key
 
     def _next(self, allowed: float, least: float) -> bytes | None:

@@ -18,7 +18,7 @@ from finecast.naming import enumerated, number_of, percent
 from finecast.numbers.formats import Format
 from finecast.planning.alternatives import largest_shares, told_shares
 from finecast.reports.base import TextTable, output_lines
-from finecast.reports.summary import next_faster, only_uncertified
+from finecast.reports.summary import next_faster, only_uncertified, prediction_off
 from finecast.terminal import Verbatim
 from finecast.tuning.explanation import groups
 from finecast.tuning.goal import MIN_SPEEDUP, Objective
@@ -111,13 +111,15 @@ def _as_plan(anchor: Anchor, result: Result) -> str:
 
 def notes(result: Result) -> list[str]:
     """What a person asks next, a line each; code and commands are ``Verbatim``."""
-    lines = [_made_of(result), *result.plan.declared]
+    lines, found = [_made_of(result), *result.plan.declared], result.to_dict()
     if result.improved:
         seen = "emulated" if result.target else "measured"
         lines.append(
             f"relative output error: predicted {percent(result.predicted_error)},"
             f" {seen} {percent(result.measured_error)}"
         )
+        off = prediction_off(found)
+        lines += [off] if off else []
         lines += _parts(result.predicted_parts)
         lines += output_lines(result.output_errors, result.left_out, result.tuned.outputs)
         lines += [f"adjusted, {gain.text}" for gain in result.gains]
@@ -129,7 +131,7 @@ def notes(result: Result) -> list[str]:
     lines += told_shares(largest_shares(result.plan))
     lines += _kept(result)
     lines += _ran(result)
-    faster = next_faster(result.to_dict(), result.plan.digest)
+    faster = next_faster(found, result.plan.digest)
     lines += [faster] if faster else []
     if result.reused_sensitivities:
         formats = ", ".join(result.reused_sensitivities)

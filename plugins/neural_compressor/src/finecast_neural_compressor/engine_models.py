@@ -118,7 +118,7 @@ class EngineModelGiven(GivenModel):
 
     def convertible(self, low: Format) -> Mapping[str, str]:
         """The ops that rules permit ``low``."""
-        _, plan = self.opened.judge(Policy(formats=(low,)), self._options)
+        _, plan, _ = self.opened.judge(Policy(formats=(low,)), self._options)
         return {n: self.known[n] for n, fmt in plan.formats.items() if fmt is low}
 
     def speed(self, low: Format) -> Speed:
@@ -129,7 +129,7 @@ class EngineModelGiven(GivenModel):
         """By the lowest plan that rules permit."""
         rule = OpRule(dict.fromkeys(kept, frozenset({Format.FP32})))
         options = replace(self._options, user_rules={"conf": rule} if kept else {})
-        _, plan = self.opened.judge(Policy(formats=(low,)), options)
+        _, plan, _ = self.opened.judge(Policy(formats=(low,)), options)
         return self.result(self.opened.build(plan).model, plan)
 
     def feeds(self, inputs: Any) -> Feeds:
@@ -228,7 +228,7 @@ class EngineResult(ABC):
         """The canonical op of each low node."""
         if self.plan is not None:
             return low_ops(self.plan)
-        graph, _ = self.opened.judge(Policy(scope=Scope.NONE), RunOptions(verify=False))
+        graph, _, _ = self.opened.judge(Policy(scope=Scope.NONE), RunOptions(verify=False))
         return tuple(n.op for n in graph.float_nodes if n.format is not Format.FP32)
 
     @property

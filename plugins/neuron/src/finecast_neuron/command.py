@@ -32,6 +32,7 @@ from finecast.native.artefact import Destination
 from finecast.progress import shown
 from finecast.reports.base import output_lines
 from finecast_neuron.choice import choose
+from finecast_neuron.compilers import NEURON_TARGETS
 from finecast_neuron.options import CompilerFlags
 
 if TYPE_CHECKING:
@@ -40,12 +41,13 @@ if TYPE_CHECKING:
     from finecast_neuron.ladder import LadderOutcome, Rung
 
 _COMPILED = ".neff"
-
+*_OTHERS, _LAST = NEURON_TARGETS
+_TARGETS = ", ".join(_OTHERS)
 
 _LadderTarget = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="trn1, inf2, trn2, trn3 or inf1. Needed, here or by --from-env."
+        metavar="NAME", help=f"{_TARGETS} or {_LAST}. Needed, here or by --from-env."
     ),
 ]
 _Compile = Annotated[

@@ -25,7 +25,8 @@ class Given:
     """The options that were given; None for those that were not, whose defaults differ.
 
     ``passed_over`` are names of other options of the compilers, which do not change numbers:
-    the level of optimization, the kind of model.
+    the level of optimization, the kind of model. ``unknown`` are names of options that are in
+    no guide of theirs.
 
     Law: words that differ only in case or in blanks around them are equal; none is empty.
 
@@ -43,6 +44,7 @@ class Given:
     stochastic_rounding: bool | None = None
     seed: int | None = None
     passed_over: tuple[str, ...] = field(default=(), compare=False)
+    unknown: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         """Normalize words to the spelling of the tables that they are looked up in."""
@@ -57,8 +59,11 @@ class Given:
     def over(self, other: Given) -> Given:
         """The options given here, and those of ``other`` that are not given here."""
         stated = {n: v for n in _STATED if (v := getattr(self, n)) is not None}
-        both = dict.fromkeys((*other.passed_over, *self.passed_over))
-        return replace(other, **stated, passed_over=tuple(both))
+        named = {
+            name: tuple(dict.fromkeys((*getattr(other, name), *getattr(self, name))))
+            for name in ("passed_over", "unknown")
+        }
+        return replace(other, **stated, **named)
 
     @property
     def request(self) -> CastRequest:
@@ -69,9 +74,17 @@ class Given:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to tell the user about ``passed_over``."""
+        """What to tell the user about ``passed_over`` and ``unknown``."""
         names = ", ".join(self.passed_over)
-        return (f"{names}: for the compiler, no effect on numbers",) if names else ()
+        told = [f"{names}: for the compiler, no effect on numbers"] if names else []
+        for name in self.unknown:
+            near = difflib.get_close_matches(name, (*_KNOWN, *_HARMLESS), cutoff=_NEAR)
+            meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+            told.append(
+                f"unknown compiler option {name}{meant}: left out, and what it does to numbers"
+                " is not known"
+            )
+        return tuple(told)
 
 
 _STATED: Final = tuple(f.name for f in fields(Given) if f.compare)
@@ -89,9 +102,22 @@ _SWITCHES: Final = {
     "--enable-saturate-infinity": ("saturate_infinity", True),
 }
 _FAST_MATH: Final = "--fast-math"
+_KNOWN: Final = (*_VALUES, *_SWITCHES, _FAST_MATH)
+# Other options in the guides of neuronx-cc and neuron-cc, and those that PyTorch's plugin for
+# Neuron reads from the same variable.
+_HARMLESS: Final = (
+    *("--framework", "--model-type", "--optlevel", "-O", "--distribution-strategy"),
+    *("--logical-nc-config", "--lnc", "-lnc", "--enable-fast-context-switch"),
+    *("--enable-fast-loading-neuron-binaries", "--tensorizer-options"),
+    *("--output", "--logfile", "--verbose", "--help", "--dump", "--compile_workdir"),
+    *("--cache_dir", "--no_cache", "--retry_failed_compilation"),
+    *("--io-config", "--neuroncore-pipeline-cores"),
+)
 # Similarity (as difflib's) from which an unknown option counts as a misspelt one: one or two
 # letters in ten differ. The compilers' other options are less similar to these.
 _SLIP: Final = 0.85
+# Similarity from which a known option is offered in place of an unknown one.
+_NEAR: Final = 0.75
 
 
 def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
@@ -102,7 +128,8 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
 
     Args:
         arguments: The words of a command line.
-        lenient: Accept options that do not change numbers (``--model-type``, ``-O1``).
+        lenient: Accept options that do not change numbers (``--model-type``, ``-O1``), and
+            note those that are unknown.
 
     Raises:
         UsageError: If an option lacks its value, is misspelt, or is unknown and ``lenient``
@@ -135,24 +162,26 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
         else:
             _check_unknown(word, lenient=lenient)
             others += [_name(word)] if word.startswith("-") else []
-    return Given(**found, passed_over=tuple(others))  # pyright: ignore[reportArgumentType]
+    passed_over = tuple(name for name in others if name in _HARMLESS)
+    unknown = tuple(name for name in others if name not in _HARMLESS)
+    return Given(**found, passed_over=passed_over, unknown=unknown)  # pyright: ignore[reportArgumentType]
 
 
 def _name(word: str) -> str:
     """An option without its value: ``--lnc`` of ``--lnc=2``, ``-O`` of ``-O1``."""
-    return word.partition("=")[0] if word.startswith("--") else word[:2]
+    return "-O" if word.startswith("-O") else spelled(word.partition("=")[0])
 
 
 def _check_unknown(word: str, *, lenient: bool) -> None:
-    known = (*_VALUES, *_SWITCHES, _FAST_MATH)
-    slip = difflib.get_close_matches(spelled(word.partition("=")[0]), known, n=1, cutoff=_SLIP)
+    name = spelled(word.partition("=")[0])
+    slip = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=_SLIP)
     if slip:
         raise UsageError(
             f"unknown compiler option {word!r}", where=word, fix=f"did you mean {slip[0]}?"
         )
     if not lenient:
         raise UsageError(
-            f"unknown compiler option {word!r}", fix=f"use one of {', '.join(known)}"
+            f"unknown compiler option {word!r}", fix=f"use one of {', '.join(_KNOWN)}"
         )
 
 
@@ -197,8 +226,7 @@ def _parts(word: str) -> list[str]:
     head, *more = name.split() or [""]
     if head.startswith("-") and (more or (equals and " " in value and value[:1] != "-")):
         return [part for one in _unquoted(word) for part in _parts(one)]
-    known = spelled(name) in (*_VALUES, *_SWITCHES, _FAST_MATH)
-    if not known:
+    if spelled(name) not in _KNOWN:
         return [word]
     return [spelled(name), *value.split()] if equals else [spelled(name)]
 

@@ -89,6 +89,8 @@ class Target:
         saturate_infinity: It can clamp infinities in the transposes that the compiler adds.
         saturating_fp8: Conversions to fp8 clamp to the largest number.
         stochastic_rounding: Users can switch on stochastic rounding.
+        widened: Formats that engines turn into fp32 as they load a model: neither arithmetic
+            nor memory traffic gains by them.
         casts_off: The flags by which its compiler adds no casts of its own; empty if it adds
             none.
     """
@@ -105,6 +107,7 @@ class Target:
     saturate_infinity: bool
     saturating_fp8: bool
     stochastic_rounding: bool
+    widened: frozenset[Format] = frozenset()
     casts_off: str = ""
 
     @property
@@ -132,6 +135,10 @@ class Target:
         as_fp32 = real is Format.FP32 and fmt is not real
         narrow = real.bits <= fmt.storage.bits and not as_fp32
         return narrow or not fmt.encodes_values
+
+    def stored(self, fmt: Format) -> Format:
+        """The format in which numbers of ``fmt`` rest in memory while a model runs."""
+        return Format.FP32 if fmt in self.widened else fmt
 
     @property
     def low_formats(self) -> tuple[Format, ...]:
@@ -227,6 +234,7 @@ def parse_target(text: str, *, file: str) -> Target:
         saturate_infinity=saturation.flag("infinity_in_transposes"),
         saturating_fp8=saturation.flag("fp8_conversions"),
         stochastic_rounding=top.flag("stochastic_rounding"),
+        widened=memory.formats("widened") if memory.has("widened") else frozenset(),
         casts_off=top.text("casts_off") if top.has("casts_off") else "",
     )
     for table in (top, memory, overhead, transposes, saturation):

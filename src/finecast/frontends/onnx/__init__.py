@@ -246,7 +246,7 @@ def prepare(file: OnnxFile, policy: Policy, *, own: bool = False) -> Prepared:
     with _guarded(file), paused_collection():
         model = _opened(file, policy.label, own=own)
         names = frozenset(n.name or "" for n in model.graph.all_nodes())
-        if policy.scope is not Scope.NONE:
+        if policy.scope is not Scope.NONE or policy.op_formats:
             candidates = _candidates(policy)
             needed = (needed_opsets(model, fmt, candidates) for fmt in policy.formats)
             model = raise_as_far(model, frozenset[int]().union(*needed))
