@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import rel_entr, softmax
 
-from finecast.data.metrics import METRICS, Scoring, get_metric, scored_outputs
+from finecast.data.metrics import METRICS, ONE_HOT, Scored, Scoring, get_metric, scored_outputs
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 
@@ -278,6 +278,37 @@ def test_one_hot_labels_are_classes_and_100_does_not_count() -> None:
         assert score(name, np.r_[SCORES, SCORES[:2]], padded) == score(name, SCORES, LABELS)
 
 
+def test_one_hot_rows_of_100_do_not_count() -> None:
+    padded = np.r_[np.eye(7)[LABELS], np.full((2, 7), -100)].astype(np.float32)
+    for name in ("top1", "f1", "perplexity"):
+        found = score(name, np.r_[SCORES, SCORES[:2]], padded)
+        assert found == score(name, SCORES, LABELS)
+
+
+@pytest.mark.parametrize("name", ["top1", "f1"])
+def test_one_hot_labels_of_a_model_that_decides(name: str) -> None:
+    """They were refused, or compared with quantized scores number by number."""
+    decided, hot = SCORES.argmax(axis=1), np.eye(7, dtype=np.float32)[LABELS]
+    right = score(name, decided, LABELS)
+    assert score(name, decided, hot) == right
+    padded = np.append(LABELS, -100)
+    assert score(name, np.append(decided, 0), padded) == right
+    quantized = np.round(20 * (SCORES - SCORES.min())).astype(np.uint8)
+    assert score(name, quantized, hot) == score(name, quantized, LABELS)
+    assert score(name, hot.astype(int), hot.astype(int)) == 1  # several decisions a sample
+    with pytest.raises(UsageError, match="a share of each"):
+        score(name, decided, 0.9 * hot)
+
+
+def test_one_hot_labels_are_said_to_be_read_as_classes() -> None:
+    for name, metric in METRICS.items():
+        scoring = Scoring(metric, [Scored(output="y")])
+        if metric.needs_labels and name != "spearman":
+            scoring.update({"y": SCORES}, np.eye(7)[LABELS].astype(np.float32), None)
+            assert (ONE_HOT in scoring.doubts()) == metric.of_classes
+            assert metric.of_classes == (name in ("top1", "top5", "f1", "perplexity"))
+
+
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
@@ -286,7 +317,12 @@ def test_one_hot_labels_are_classes_and_100_does_not_count() -> None:
         (LABELS - 1, "label -1 is no class"),
         (LABELS + 0.5, "is no class"),
         (np.full(12, math.nan), "label nan is no class"),
-        (np.full((12, 7), 1 / 7), "a share of each"),
+        (np.full((12, 7), 1 / 7), r"a share of each: labels\[0\] is 0.143, .*, \.\.\. "),
+        (0.9 * np.eye(7)[LABELS] + 0.1 / 7, "a share of each"),
+        (
+            np.eye(7)[LABELS] * (np.arange(12) != 3)[:, None],
+            r"mark 0 classes: labels\[3\] is 0",
+        ),
     ],
 )
 @pytest.mark.parametrize("name", ["top1", "top5", "f1", "perplexity"])

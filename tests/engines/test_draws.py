@@ -15,7 +15,9 @@ import finecast
 from finecast.engines import get_engine
 from finecast.engines.base import Array
 from finecast.errors import ModelError
+from finecast.frontends.onnx import load
 from finecast.frontends.onnx.draws import with_fixed_draws
+from finecast.frontends.onnx.opset import stated_for_engines
 from tests.frontends.tools import parse
 
 X = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
@@ -139,6 +141,23 @@ def test_draws_of_old_opsets_are_no_error(opset: int, tmp_path: Path) -> None:
     done = finecast.convert(model, low, "all:bf16", data={"x": x}, progress=False)
     assert 0 < done.to_dict()["verified"]["relative_error"] < 0.01
     assert any(f"at opset {opset}: the model is taken at opset 13" in w for w in done.warnings)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_dropout_draws_by_its_switch(training: bool, tmp_path: Path) -> None:
+    """A model of opset 12 was taken at opset 13 for a Dropout that draws nothing."""
+    proto = parse(
+        f"""
+        net (float[n,8] x) => (float[n,8] y)
+        <float ratio = {{0.25}}, bool training = {{{int(training)}}}> {{
+          y = Dropout(x, ratio, training)
+        }}
+        """,
+        opset=12,
+    )
+    onnx.save(proto, tmp_path / "net.onnx")
+    told = stated_for_engines(load(tmp_path / "net.onnx")).told
+    assert any("draws of Dropout" in text for text in told) == training
 
 
 def test_draws_that_cannot_be_fixed_are_said_to_differ(

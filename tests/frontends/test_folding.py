@@ -18,10 +18,12 @@ from finecast.engines import get_engine
 from finecast.frontends import onnx as frontend
 from finecast.frontends.folding import ConstantFolding
 from finecast.graph import Graph
-from finecast.native.conversion_notes import computed_weights
 from finecast.numbers.formats import Format
 from finecast.ops import lookup
+from finecast.planning.kept_products import kept_products
 from finecast.planning.plan import Decision, Plan
+from finecast.planning.planner import Planner
+from finecast.rules import Context, permit
 from finecast.rules.policy import Policy
 from tests.kernels import skip_without_int8
 
@@ -331,11 +333,13 @@ def test_the_largest_products_that_stay_exact_are_named() -> None:
     ]
     ends = {"from": np.array([0]), "to": np.array([4]), "axis": np.array(0)}
     model = _model(nodes, {"w": _matrix(N, N), **ends})
-    told = computed_weights(_prepared(model).graph)
-    assert told.startswith("4 products read weights that ops compute in each call")
-    assert "'product' (behind CumSum), 'small0' (behind Slice)" in told
-    assert told.endswith(" and 1 more")
-    assert not computed_weights(_prepared(_model([], {"v": _matrix(N, N)})).graph)
+    graph, policy = _prepared(model).graph, Policy.parse("auto:int8")
+    context = Context(graph=graph, policy=policy, casts_around=frozenset(policy.formats))
+    planner = Planner(graph=graph, policy=policy, permissions=permit(context))
+    products = kept_products(graph, planner.lowest())
+    assert products is not None
+    assert (products.count, products.node) == (4, "product")
+    assert "its weights are computed from constants" in products.why
 
 
 def test_sizes_of_constants_are_constants() -> None:

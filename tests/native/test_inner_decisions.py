@@ -13,9 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import finecast
 from finecast.engines.base import Array
-from finecast.graph import Node
 from finecast.native.artefact import Decisions
-from finecast.native.inner_decisions import _compared, _differing, deciding
+from finecast.native.inner_decisions import _compared, _differing, _free_rows, deciding
 from tests.graph.text import from_text
 
 WIDTH, EXPERTS, COUNT = 256, 8, 1024
@@ -211,12 +210,7 @@ def test_only_floats_that_a_low_op_changes_are_decided_by() -> None:
     assert [n.name for n in deciding(graph, low)] == ["of_input"]
 
 
-def node(op: str, native: str = "onnx::Op") -> Node:
-    """An op of this kind; its attributes are the defaults."""
-    text = (
-        f"input %0 x fp32[8]\nnode n {op} {native} fp32 (%0) -> (%1 y int64[8])\noutput %1\n"
-    )
-    return from_text(text).nodes[0]
+NATIVE = {"non_zero": "NonZero", "non_max_suppression": "NonMaxSuppression"}
 
 
 @pytest.mark.parametrize(
@@ -230,12 +224,20 @@ def node(op: str, native: str = "onnx::Op") -> Node:
         ("non_zero", [[0, 3, 5]], [[0, 1, 5]], 1, 3),
         ("non_max_suppression", [[0, 0, 7], [0, 0, 1]], [[0, 0, 1], [0, 0, 7]], 0, 2),
         ("non_max_suppression", np.zeros((0, 3), int), [[0, 0, 1]], 1, 1),
+        ("unique", [4, 2, 1], [1, 2, 3], 1, 3),
     ],
 )
 def test_what_counts_as_another_decision(
     op: str, got: Any, wanted: Any, changed: int, count: int
 ) -> None:
-    assert _differing(node(op), np.array(got), np.array(wanted)) == (changed, count)
+    graph = from_text(
+        "input %0 x fp32[8]\n"
+        f"node n {op} onnx::{NATIVE.get(op, 'Op')} fp32 (%0) -> (%1 y int64)\n"
+        "output %1\n"
+    )
+    rows = _free_rows(graph, 1)
+    got, wanted = np.array(got), np.array(wanted)
+    assert _differing(graph.nodes[0], got, wanted, rows) == (changed, count)
 
 
 def test_a_share_is_told_with_its_op() -> None:
@@ -245,11 +247,12 @@ def test_a_share_is_told_with_its_op() -> None:
 
 def test_decisions_of_free_number_are_as_many_as_rows() -> None:
     """Three numbers of each box were said to be decisions: 8 x 3."""
-    node = from_text(
+    graph = from_text(
         "input %0 x fp32[4]\n"
         "node nms non_max_suppression onnx::NonMaxSuppression fp32 (%0) -> (%1 k int64[n,3])\n"
         "output %1\n"
-    ).nodes[0]
+    )
     boxes = np.arange(12).reshape(4, 3)
-    found = _compared(node, [(boxes, boxes), (boxes[:3], boxes)])
+    calls = [(boxes, boxes), (boxes[:3], boxes)]
+    found = _compared(graph.nodes[0], calls, _free_rows(graph, 1))
     assert (found.changed, found.count, found.shape) == (1, 8, (8,))

@@ -163,6 +163,16 @@ def test_recurrent(native: str, gates: int, directions: int) -> None:
     assert got == 2 * steps * batch * directions * gates * hidden * (size + hidden)
 
 
+@pytest.mark.parametrize(("native", "gates", "states"), [("lstm", 4, 2), ("gru", 3, 1)])
+def test_recurrent_layers_of_aten(native: str, gates: int, states: int) -> None:
+    batch, steps, size, hidden = 2, 5, 3, 7
+    state, bias = (1, batch, hidden), (gates * hidden,)
+    inputs = [(batch, steps, size), *[state] * states]
+    inputs += [(gates * hidden, size), (gates * hidden, hidden), bias, bias]
+    got = count(f"aten::{native}", inputs, [(batch, steps, hidden)])
+    assert got == 2 * steps * batch * gates * hidden * (size + hidden)
+
+
 def test_attention_in_both_layouts() -> None:
     batch, heads, queries, keys, size = 2, 3, 5, 7, 4
     expected = 2 * (2 * batch * heads * queries * keys * size)

@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast.errors import UsageError
-from finecast.planning.sensitivity import squared_error, squared_errors
+from finecast.planning import sensitivity
+from finecast.planning.sensitivity import measure, squared_error, squared_errors
 from finecast.planning.slices import WHOLE, Slice, check_axis, slices_of
 
 Array = NDArray[np.generic]
@@ -121,3 +122,17 @@ def test_new_rows_of_a_cache_are_not_hidden_by_large_old_ones() -> None:
     assert {str(part): error for (_, part), error in found.items()} == pytest.approx(
         {"[:, :, 0:20]": 0.0, "[:, :, 20:24]": 0.0625}
     )
+
+
+def test_slices_are_found_once_for_all_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sought: list[int | None] = []
+
+    def counted(wanted: NDArray[np.generic], named: int | None = None) -> tuple[Slice, ...]:
+        sought.append(named)
+        return slices_of(wanted, named)
+
+    monkeypatch.setattr(sensitivity, "slices_of", counted)
+    errors = measure(3, lambda switch: [DETECTIONS * (1 + 0.01 * switch.sum())])
+    assert sought == [None]
+    assert errors.probes == 4
+    assert errors.values == pytest.approx([1e-4] * 3)

@@ -112,6 +112,26 @@ def test_where_nothing_is_better_no_plan_is_written(tune: Tune, tmp_path: Path) 
     assert "tuned:" not in repr(found)
 
 
+def test_the_largest_product_that_stays_fp32_is_named_with_its_reason(mlp: Path) -> None:
+    model = onnx.load(mlp)
+    model.graph.node[2].CopyFrom(
+        onnx.helper.make_node(
+            "Einsum", ["b", "w", "b"], ["y"], "triple", equation="nd,de,ne->ne"
+        )
+    )
+    onnx.save(model, mlp)
+    how: dict[str, Any] = {"data": {"x": X}, "metric": "cosine", "target": "trn1", "batch": 16}
+    how["policy"] = "auto:bf16"
+    text = "1 product stays fp32, 'triple' (Einsum, 60% of the products' operations): "
+    for least in (1.0, 50.0):
+        found = finecast.tune(mlp, **how, min_speedup=least)
+        products = found.kept_products
+        assert products is not None
+        assert "onnx::Einsum has no bf16 in its definition" in products.why
+        assert f"{text}{products.why}" in repr(found)
+        assert found.to_dict()["kept_products"]["node"] == "triple"
+
+
 def test_results_are_printed_in_a_few_lines(tune: Tune, mlp: Path) -> None:
     found = tune()
     said = repr(found).splitlines()

@@ -15,7 +15,9 @@ from finecast.data.labels import (
     class_labels,
     decided_labels,
     few,
+    has_rows,
     is_counted,
+    is_one_hot,
     numbers,
 )
 from finecast.data.samples import (
@@ -79,7 +81,7 @@ class TopK(_Share):
     """Share of decisions whose label is among the ``k`` largest scores of the first output.
 
     Scores lie along the last axis; labels are class numbers of the shape of the other axes, or
-    one-hot. An output of integers or text with as many elements as labels is taken as
+    one-hot. An output of integers or text with a label for each element is taken as
     decisions already made (for ``k`` = 1).
     """
 
@@ -100,9 +102,10 @@ class TopK(_Share):
         """
         name, scores = _first(outputs)
         if _decided(scores, labels) and self._k == 1:
-            hits = np.asarray(scores == decided_labels(labels, scores, metric=self._name))
+            given = decided_labels(labels, scores, metric=self._name)
+            hits = np.asarray(scores == given)
             self._see(scores)
-            return self._terms_of(hits, np.ones_like(hits), nan=False)
+            return self._terms_of(hits, is_counted(given, hits.shape), nan=False)
         given = class_labels(labels, scores, output=name, metric=self._name)
         self._classes = scores.shape[-1]
         counts = np.bincount(given[given != IGNORED])
@@ -185,7 +188,7 @@ class F1:
         name, scores = _first(outputs)
         if _decided(scores, labels):
             decided, given = scores, decided_labels(labels, scores, metric="f1")
-            counted = np.ones(given.shape, dtype=bool)
+            counted = is_counted(given, given.shape)
         else:
             given = class_labels(labels, scores, output=name, metric="f1")
             self._nan = self._nan or has_nan(scores)
@@ -366,7 +369,11 @@ def _decided(scores: Array, labels: Array | None) -> bool:
     """Whether the output is decisions (integers or text), one for each label, not scores."""
     if scores.dtype.kind not in "biuOSU" or labels is None:
         return False
-    return scores.size == labels.size
+    # Integers other than 0 and 1 beside rows that mark one class each are quantized scores.
+    same, whole = scores.shape == labels.shape, scores.dtype.kind in "iu"
+    if same and whole and is_one_hot(labels) and not np.isin(scores, (0, 1)).all():
+        return False
+    return scores.size == labels.size or has_rows(labels, scores.shape)
 
 
 def _top(scores: Array, k: int) -> Array:

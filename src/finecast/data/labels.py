@@ -1,8 +1,8 @@
 """Reading labels for metrics: class numbers within the model's classes, or finite numbers.
 
-Laws: one-hot labels are read as the class they mark; a label of -100 marks a decision that
-does not count, as in PyTorch's losses; any other label that is not a class of the model is an
-error, because a metric of it would mean nothing.
+Laws: one-hot labels are read as the class they mark; a label of -100, or a row of it, marks a
+decision that does not count, as in PyTorch's losses; any other label that is no class of the
+model is an error, because a metric of it would mean nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from finecast.engines.base import Array
 from finecast.errors import UsageError
 
 IGNORED: Final = -100
+_SHOWN: Final = 6
+"""Numbers of a row that an error shows."""
 _FEW: Final = 30
 """With fewer decisions than this a single one changes a share of them by more than 3%."""
 
@@ -37,7 +39,8 @@ def class_labels(labels: Array | None, scores: Array, *, output: str, metric: st
     given = required(labels, metric)
     if given.dtype.kind not in "biuf":
         raise _text(given, metric)
-    if given.shape == scores.shape and given.shape[-1:] != (1,):
+    scored = given.ndim > 1 or scores.dtype.kind not in "biu"
+    if scored and given.shape == scores.shape and has_rows(given, scores.shape[:-1]):
         given = _marked(given, metric)
     elif given.ndim == scores.ndim and given.shape[-1:] == (1,):
         given = given[..., 0]
@@ -63,9 +66,12 @@ def decided_labels(labels: Array | None, decisions: Array, *, metric: str) -> Ar
     """Labels for an output that is decisions already: both are numbers, or both text.
 
     Raises:
-        UsageError: If one is text and the other is not.
+        UsageError: If one is text and the other is not, or rows are not one-hot.
     """
-    given = required(labels, metric).reshape(decisions.shape)
+    given = required(labels, metric)
+    if has_rows(given, decisions.shape):
+        given = _marked(given, metric)
+    given = given.reshape(decisions.shape)
     if (given.dtype.kind in "OSU") != (decisions.dtype.kind in "OSU"):
         raise _text(given, metric)
     return given.astype(str) if given.dtype.kind == "S" else given
@@ -86,14 +92,41 @@ def _text(labels: Array, metric: str) -> UsageError:
 
 
 def _marked(labels: Array, metric: str) -> Array:
-    """The class that each one-hot row marks; UsageError if a row is not one-hot."""
-    if not (np.isin(labels, (0, 1)).all() and (labels.sum(axis=-1) == 1).all()):
+    """The class that each one-hot row marks, ``IGNORED`` for rows of that alone.
+
+    Raises:
+        UsageError: If a row is neither.
+    """
+    if labels.dtype.kind not in "biuf":
+        raise _text(labels, metric)
+    ignored = (labels == IGNORED).all(axis=-1)
+    binary = np.asarray(np.isin(labels, (0, 1)).all(axis=-1))
+    wrong = ~ignored & ~(binary & (labels.sum(axis=-1) == 1))
+    if wrong.any():
+        at = tuple(int(n) for n in np.argwhere(wrong)[0])
+        row = ", ".join(f"{x:.3g}" for x in labels[at][:_SHOWN].astype(np.float64))
+        row += ", ..." if labels.shape[-1] > _SHOWN else ""
+        count = int(labels[at].sum()) if binary[at] else 0
+        what = f"some mark {count} classes" if binary[at] else "the labels are a share of each"
+        place = f"labels[{', '.join(map(str, at))}]" if at else "labels"
         raise UsageError(
-            f"{metric} needs one class a decision, the labels are a share of each",
+            f"{metric} needs one class a decision, {what}: {place} is {row}",
             where="labels",
-            fix="save class numbers, or one-hot rows; for shares use --eval",
+            fix="save class numbers, or one-hot rows; for other labels use --eval",
         )
-    return labels.argmax(axis=-1)
+    return np.where(ignored, IGNORED, labels.argmax(axis=-1))
+
+
+def is_one_hot(labels: Array) -> bool:
+    """Whether labels are rows with one 1 among zeros."""
+    if labels.dtype.kind not in "biuf" or labels.shape[-1:] in ((), (1,)) or labels.ndim < 2:
+        return False
+    return bool(np.isin(labels, (0, 1)).all() and (labels.sum(axis=-1) == 1).all())
+
+
+def has_rows(labels: Array, shape: tuple[int, ...]) -> bool:
+    """Whether labels have a row for each decision of that shape, as one-hot labels do."""
+    return labels.shape[:-1] == shape and labels.shape[-1:] not in ((), (1,))
 
 
 def _within(labels: Array, classes: int, output: str) -> Array:

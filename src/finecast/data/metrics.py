@@ -25,6 +25,7 @@ from finecast.data.distances import (
     SignalToNoise,
     counterpart,
 )
+from finecast.data.labels import is_one_hot
 from finecast.data.samples import Outputs, Samples
 from finecast.engines.base import Array, Feeds
 from finecast.naming import look_up
@@ -72,7 +73,7 @@ class Metric:
     score of the fp32 model against itself, if the metric compares with that model; None if the
     baseline has to be measured. ``worst`` is the worst possible score; None if there is no
     bound. ``of_rows`` says that of an output of free length it is which rows are there, and
-    not their numbers.
+    not their numbers. ``of_classes`` says that labels are the numbers of classes.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Metric:
     ideal: float | None = None
     worst: float | None = None
     of_rows: bool = False
+    of_classes: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its name."""
@@ -97,18 +99,21 @@ METRICS: dict[str, Metric] = {
             name="top1",
             start=lambda: TopK(1),
             needs_labels=True,
+            of_classes=True,
             worst=0.0,
         ),
         Metric(
             name="top5",
             start=lambda: TopK(5),
             needs_labels=True,
+            of_classes=True,
             worst=0.0,
         ),
         Metric(
             name="f1",
             start=F1,
             needs_labels=True,
+            of_classes=True,
             worst=0.0,
         ),
         Metric(
@@ -149,6 +154,7 @@ METRICS: dict[str, Metric] = {
             name="perplexity",
             start=Perplexity,
             needs_labels=True,
+            of_classes=True,
             higher_is_better=False,
         ),
         Metric(
@@ -176,6 +182,7 @@ METRICS: dict[str, Metric] = {
     )
 }
 """Every metric by name."""
+ONE_HOT: Final = "labels are rows with one 1 among zeros: each is read as the class it marks"
 _OTHER_NAMES: Final = {"accuracy": "top1", "same_top1": "agreement"}
 
 
@@ -259,6 +266,7 @@ class Scoring:
         self.scored = {str(one): one for one in scored}
         self.totals: dict[str, Accumulator] = {name: metric.start() for name in self.scored}
         self._filled: set[str] = set()  # outputs that were not empty in every batch
+        self._one_hot = False
 
     def update(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
@@ -269,6 +277,7 @@ class Scoring:
             UsageError: If the metric is not one of such outputs or labels.
         """
         numbers: Mapping[str, tuple[Array, Array]] = {}
+        self._one_hot |= self.metric.of_classes and labels is not None and is_one_hot(labels)
         if reference is not None and self._free:
             pairs = matched(self._free, outputs, reference)
             outputs, reference, numbers = pairs.got, pairs.wanted, pairs.numbers
@@ -290,6 +299,7 @@ class Scoring:
         for name, total in later.totals.items():
             self.totals[name].absorb(total)
         self._filled |= later._filled
+        self._one_hot |= later._one_hot
 
     def result(self) -> Score:
         """The metric of the worst output; NaN before the first batch.
@@ -312,11 +322,12 @@ class Scoring:
             UsageError: If it says nothing.
         """
         several = len(self.totals) > 1
-        return tuple(
+        found = tuple(
             f"output {name!r}: {doubt}" if several else doubt
             for name, total in self.totals.items()
             for doubt in total.doubts()
         )
+        return (*found, ONE_HOT) if self._one_hot else found
 
     def _goodness(self, value: float) -> float:
         if math.isnan(value):

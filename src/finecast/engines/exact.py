@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, final
 
 import numpy as np
@@ -21,12 +21,14 @@ from finecast.engines.base import (
 )
 from finecast.planning.sensitivity import (
     Counted,
+    Slices,
     counted_outputs,
     is_float,
+    output_slices,
     squared_error,
     squared_errors,
 )
-from finecast.planning.slices import check_axis
+from finecast.planning.slices import Slice, check_axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class Exact:
         counted: Numbers of the outputs that errors are told of.
         each: The outputs of each call, where rows of a call are matched; else empty.
         axis: The axis of the outputs' slices that the user names; None to find them.
+        slices: The slices by which outputs are compared, by number.
     """
 
     calls: Sequence[Feeds]
@@ -48,6 +51,7 @@ class Exact:
     counted: Counted
     each: Sequence[Sequence[Array]] = ()
     axis: int | None = None
+    slices: Slices = field(default_factory=dict[int, tuple[Slice, ...]])
 
     @classmethod
     def of(
@@ -71,14 +75,16 @@ class Exact:
             chosen = counted_outputs(calls[0].values(), [*found[0].values()]) | free.keys()
             chosen = chosen or frozenset(range(len(names)))
         check_axis(axis, found[0].values() if found else ())
-        each = [[*one.values()] for one in found]
+        each, counted = [[*one.values()] for one in found], Counted.of(chosen, free)
+        placed = [counted.matched(one, one)[1] for one in each] if free else each
         return cls(
             calls=calls,
             names=names,
             outputs=joined_outputs(each),
-            counted=Counted.of(chosen, free),
+            counted=counted,
             each=each if free else (),
             axis=axis,
+            slices=output_slices(joined_outputs(placed), frozenset(counted), axis),
         )
 
     @property
@@ -121,17 +127,17 @@ class Exact:
             )
             pairs = [self.counted.matched(got, wanted) for got, wanted in runs]
             outputs, wanted = map(joined_outputs, zip(*pairs, strict=True))
-            found = squared_errors(outputs, wanted, frozenset(self.counted), self.axis)
+            found = squared_errors(outputs, wanted, frozenset(self.counted), self.slices)
         else:
             outputs = outputs_on(session, self.calls)
-            found = squared_errors(outputs, self.outputs, self.counted, self.axis)
+            found = squared_errors(outputs, self.outputs, self.counted, self.slices)
         return worst_first(
             {f"{self.names[n]}{part}": math.sqrt(error) for (n, part), error in found.items()}
         )
 
     def squared_error(self, outputs: Sequence[Array]) -> float:
         """The largest squared relative error of another model's ``outputs``."""
-        return squared_error(outputs, self.outputs, self.counted, self.axis)
+        return squared_error(outputs, self.outputs, self.counted, self.slices)
 
     def error(self, session: Session) -> float:
         """The largest relative error of another model's outputs; 0 if nothing is compared."""

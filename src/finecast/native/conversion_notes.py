@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
@@ -16,7 +15,6 @@ from finecast.rules.policy import Policy
 
 _NAMED: Final = 3
 """The most ops that a note names."""
-_LONGEST_NAME: Final = 100
 _OWN_TYPES: Final = ("fp64", "fp16", "bf16")
 """Types of ops that no policy changes, because they are not fp32."""
 NOTHING_CONVERTED: Final = "nothing was converted"
@@ -47,37 +45,6 @@ def commonest_verdict(plan: Plan) -> tuple[str, str]:
     whose += "s" if count > 1 else ""
     text = next(reason.text for reason in found if reason.rule == rule)
     return f"{count} {whose} by the rule {rule!r}", text
-
-
-def computed_weights(graph: Graph) -> str:
-    """Which products read weights that ops compute in each call; empty if none does.
-
-    They are computed from constants alone, but could not be computed beforehand. Such weights
-    cannot be quantized. The largest come first.
-    """
-    fixed = {v.id for v in graph.values if v.constant is not None}
-    found: list[tuple[int, str, str]] = []
-    for node in graph.nodes:
-        info = by_name(node.op)
-        read = [v for v in node.inputs if v is not None]
-        if info.matmul_engine:
-            for value in graph.following_inputs(node):
-                maker = graph.maker(value)
-                if value.id in fixed and maker is not None:
-                    op = maker.native.rpartition(":")[2]
-                    found.append((-math.prod(value.fixed_shape or ()), node.name, op))
-        if read and fixed.issuperset(read) and info.kind is not OpKind.RANDOM:
-            fixed.update(v for v in node.outputs if v is not None)
-    if not found:
-        return ""
-    found.sort()
-    named = ", ".join(f"{name[:_LONGEST_NAME]!r} (behind {op})" for _, name, op in found[:3])
-    more = f" and {len(found) - 3} more" if found[3:] else ""
-    whose = "product reads" if len(found) == 1 else "products read"
-    return (
-        f"{len(found)} {whose} weights that ops compute in each call, which cannot be"
-        f" quantized: {named}{more}"
-    )
 
 
 def _verdicts(decisions: Iterable[Decision]) -> list[Reason]:

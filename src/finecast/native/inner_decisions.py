@@ -12,7 +12,6 @@ the model's inputs. A mask of sizes, of constants or of integers is none.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -29,6 +28,7 @@ from finecast.native.acceptance import Pair
 from finecast.native.artefact import Decisions
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
+from finecast.planning.free_rows import FreeOutput, makes_rows, matched, rows_of
 
 _MOST_OPS: Final = 64
 """Ops that are looked at, the first ones: what later ones decide mostly follows from these."""
@@ -36,8 +36,6 @@ MOST_SAMPLES: Final = 4096
 """Of as many decisions a share of 1% has a standard error of .16%."""
 _MOST_BYTES: Final = 1 << 28
 """Bytes of one model's decisions that are kept while the other model runs."""
-_FREE: Final = frozenset({"non_zero", "non_max_suppression"})
-"""Ops whose results have as many rows as the data decide."""
 _DECIDES: Final = frozenset({OpKind.COMPARISON, OpKind.INDEX})
 
 
@@ -93,7 +91,11 @@ def changed_decisions(
     exact = [*_runs(pair, original, names, batches)]
     pairs = [*zip(_runs(pair, applied, names, batches), exact, strict=False)]
     found = (
-        _compared(nodes[shown[name]], [(got[name], wanted[name]) for got, wanted in pairs])
+        _compared(
+            nodes[shown[name]],
+            [(got[name], wanted[name]) for got, wanted in pairs],
+            _free_rows(graph, shown[name]),
+        )
         for name in names
     )
     return tuple(sorted(found, key=lambda one: -one.share))
@@ -119,13 +121,21 @@ def _runs(
             return
 
 
-def _compared(node: Node, calls: Sequence[tuple[Array, Array]]) -> Decisions:
+def _free_rows(graph: Graph, index: int) -> FreeOutput | None:
+    """How the rows of a value lie; None if numbers do not decide how many there are."""
+    value, maker = graph.values[index], graph.maker(index)
+    return rows_of(graph, value) if maker and makes_rows(graph, maker) else None
+
+
+def _compared(
+    node: Node, calls: Sequence[tuple[Array, Array]], rows: FreeOutput | None = None
+) -> Decisions:
     """The decisions of an op over all calls, each with the plan's model's and with fp32's."""
-    found = [_differing(node, got, wanted) for got, wanted in calls]
+    found = [_differing(node, got, wanted, rows) for got, wanted in calls]
     shapes = [wanted.shape for _, wanted in calls]
     count = sum(of for _, of in found)
     alike = len({shape[1:] for shape in shapes}) == 1 and all(shapes)
-    alike = alike and not any(_has_free_rows(node, *pair) for pair in calls)
+    alike = alike and not any(_is_free(*pair, rows) for pair in calls)
     shape = (sum(s[0] for s in shapes), *shapes[0][1:]) if alike else (count,)
     return Decisions(
         node=node.name,
@@ -136,22 +146,20 @@ def _compared(node: Node, calls: Sequence[tuple[Array, Array]]) -> Decisions:
     )
 
 
-def _differing(node: Node, got: Array, wanted: Array) -> tuple[int, int]:
+def _differing(
+    node: Node, got: Array, wanted: Array, rows: FreeOutput | None
+) -> tuple[int, int]:
     """How many decisions of a call are others than fp32's, and how many there are.
 
     Of the largest k each row is one decision, of which the order does not count: a router
     sends a token to experts. Where the number of decisions depends on the data, a row (a box,
     the place of a number that is not 0) that has no partner counts.
     """
-    if _has_free_rows(node, got, wanted):
-        sizes = enumerate(zip(got.shape, wanted.shape, strict=True))
-        unlike = [axis for axis, (own, right) in sizes if own != right]
-        # ONNX and OpenVINO give the places of numbers that are not 0 as columns.
-        columns = node.op == "non_zero" and node.native.startswith(("onnx", "openvino"))
-        axis = unlike[0] if unlike else got.ndim - 1 if columns else 0
-        ours, theirs = (Counter(map(bytes, _rows(a, axis))) for a in (got, wanted))
-        most = max(ours.total(), theirs.total())
-        return most - (ours & theirs).total(), most
+    if _is_free(got, wanted, rows):
+        rows = rows or FreeOutput(name=node.name, axes=(), group=0)
+        both = matched([rows], {rows.name: got}, {rows.name: wanted})
+        largest = max(got.size, wanted.size)
+        return both.changed(rows.name) if both.numbers else (largest, largest)
     if node.op == "top_k" and got.ndim:
         axis = node.attributes.get("axis", node.attributes.get("dim", -1))
         ours, theirs = (np.sort(_last(x, axis), axis=-1) for x in (got, wanted))
@@ -161,18 +169,12 @@ def _differing(node: Node, got: Array, wanted: Array) -> tuple[int, int]:
     return differing(got, wanted) or 0, wanted.size
 
 
-def _has_free_rows(node: Node, got: Array, wanted: Array) -> bool:
+def _is_free(got: Array, wanted: Array, rows: FreeOutput | None) -> bool:
     """Whether the number of decisions depends on the data."""
-    return bool(got.ndim) and (node.op in _FREE or got.shape != wanted.shape)
+    return bool(got.ndim) and (rows is not None or got.shape != wanted.shape)
 
 
 def _last(array: Array, axis: object) -> Array:
     """The array as rows along an axis; by default the last one."""
     moved = np.moveaxis(array, axis if isinstance(axis, int) else -1, -1)
     return moved.reshape(math.prod(moved.shape[:-1]), moved.shape[-1])
-
-
-def _rows(array: Array, axis: int) -> Array:
-    """The array as rows, one for each place along an axis."""
-    moved = np.moveaxis(array, axis, 0)
-    return np.ascontiguousarray(moved.reshape(len(moved), math.prod(moved.shape[1:])))

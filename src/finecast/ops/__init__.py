@@ -107,6 +107,7 @@ class FlopRule(Enum):
     GROUP_CONV = auto()
     GROUP_CONV_TRANSPOSE = auto()
     RECURRENT = auto()
+    RECURRENT_LAYERS = auto()
     RECURRENT_SEQUENCE = auto()
     ATTENTION = auto()
     MULTI_HEAD_ATTENTION = auto()

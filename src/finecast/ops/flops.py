@@ -316,6 +316,14 @@ def _recurrent(s: _Sizes) -> float:
     return recurrent_flops(steps_times_batch, math.prod(s.x(1)) + math.prod(s.x(2)))
 
 
+def _recurrent_layers(s: _Sizes) -> float:
+    # x is [batch, steps, size] or [steps, batch, size], states have three axes, biases one.
+    # What is left are the matrices of all gates, directions and layers.
+    steps_times_batch = math.prod(s.x(0, rank=3)[:2])
+    matrices = (shape for shape in s.inputs[1:] if shape is not None and len(shape) == 2)
+    return recurrent_flops(steps_times_batch, sum(map(math.prod, matrices)))
+
+
 def _contract(*, batch: int, queries: int, keys: int, width: int, v_width: int) -> float:
     """Scores and weighted sums of values; widths are those of all heads together."""
     return 2.0 * batch * queries * keys * (width + v_width)
@@ -389,6 +397,7 @@ COUNTS: Mapping[FlopRule, Callable[[_Sizes], float]] = {
     FlopRule.GROUP_CONV: _group_conv,
     FlopRule.GROUP_CONV_TRANSPOSE: _group_conv_transpose,
     FlopRule.RECURRENT: _recurrent,
+    FlopRule.RECURRENT_LAYERS: _recurrent_layers,
     FlopRule.RECURRENT_SEQUENCE: _recurrent_sequence,
     FlopRule.ATTENTION: _attention,
     FlopRule.MULTI_HEAD_ATTENTION: _multi_head_attention,

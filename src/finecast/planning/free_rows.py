@@ -42,6 +42,8 @@ _ROUNDS: Final = 8
 
 _MAKES_ROWS: Final = frozenset({"compress", "non_max_suppression", "non_zero", "unique"})
 """Ops whose number of results depends on numbers."""
+_OF_COLUMNS: Final = frozenset({"onnx::NonZero", "openvino::NonZero"})
+"""Ops that give the places of numbers as columns."""
 _SIZES: Final = {
     "constant_of_shape": (0,),
     "expand": (1,),
@@ -95,24 +97,34 @@ def free_outputs(graph: Graph) -> tuple[FreeOutput, ...]:
 
 def _free_outputs(graph: Graph) -> tuple[FreeOutput, ...]:
     free = free_values(graph)
-    known = {dim for v in graph.inputs for dim in v.shape or () if isinstance(dim, str)}
     groups: dict[object, int] = {}
     found: list[FreeOutput] = []
     for value in graph.outputs:
-        origins = free.get(value.id)
-        dims = value.shape or ()
-        axes = tuple(
-            n for n, d in enumerate(dims) if not isinstance(d, int) and d not in known
-        )
-        if origins and (axes or value.shape is None):
-            size = dims[axes[0]] if axes else None
+        origins, rows = free.get(value.id), rows_of(graph, value)
+        if origins and (rows.axes or value.shape is None):
+            size = value.shape[rows.axes[0]] if value.shape and rows.axes else None
             # Outputs of a size of the same name, or of sizes that follow from the same ops.
             keys = [key for key in (size, origins) if key]
             number = next((groups[key] for key in keys if key in groups), len(found))
             groups |= {key: number for key in keys if key not in groups}
-            rank = None if value.shape is None else len(dims)
-            found.append(FreeOutput(name=value.name, axes=axes, group=number, rank=rank))
+            found.append(replace(rows, group=number))
     return tuple(found)
+
+
+def rows_of(graph: Graph, value: Value) -> FreeOutput:
+    """How the rows of a value lie if its length depends on numbers."""
+    known, dims = graph.once(_sizes_of_inputs), value.shape or ()
+    axes = tuple(n for n, d in enumerate(dims) if not isinstance(d, int) and d not in known)
+    rank, maker = None if value.shape is None else len(dims), graph.maker(value)
+    if rank is None and maker is not None and maker.native in _OF_COLUMNS:
+        axes = (1,)
+    return FreeOutput(name=value.name, axes=axes, group=0, rank=rank)
+
+
+def _sizes_of_inputs(graph: Graph) -> frozenset[str]:
+    """The names of sizes that a caller chooses."""
+    dims = (dim for v in graph.inputs for dim in v.shape or ())
+    return frozenset(dim for dim in dims if isinstance(dim, str))
 
 
 def free_values(graph: Graph) -> Mapping[int, frozenset[int]]:
@@ -133,7 +145,7 @@ def _free_values(graph: Graph) -> Mapping[int, frozenset[int]]:
         shaping = read[:1] if node.op in _KEEPS_FIRST else read
         origins = frozenset[int]().union(*(free.get(i, ()) for i in shaping))
         numbers = node.op not in READS_SHAPE_ONLY
-        if _makes_rows(graph, node) or _takes_size(node, rounded):
+        if makes_rows(graph, node) or _takes_size(node, rounded):
             origins |= {node.id}
         depends = numbers and not data.isdisjoint(read)
         for index in (i for i in node.outputs if i is not None):
@@ -146,8 +158,8 @@ def _free_values(graph: Graph) -> Mapping[int, frozenset[int]]:
     return free
 
 
-def _makes_rows(graph: Graph, node: Node) -> bool:
-    """Whether the op selects by numbers; PyTorch indexes by arrays of bools, too."""
+def makes_rows(graph: Graph, node: Node) -> bool:
+    """Whether numbers decide how many rows an op gives; PyTorch indexes by masks, too."""
     masks = (graph.read(node, port) for port in range(1, len(node.inputs)))
     masked = any(mask is not None and mask.dtype == "bool" for mask in masks)
     return node.op in _MAKES_ROWS or (node.native == "aten::index" and masked)
@@ -188,6 +200,11 @@ class Matched:
         """Rows of fp32 that have no partner, and new rows."""
         got, wanted = self.numbers[name]
         return int(np.sum(got < 0)), int(np.sum(wanted < 0))
+
+    def changed(self, name: str) -> tuple[int, int]:
+        """Rows of the longer output without a partner, and how many it has."""
+        (lost, new), every = self.unmatched(name), len(self.numbers[name][0])
+        return max(lost, new), every - min(lost, new)
 
 
 def matched(

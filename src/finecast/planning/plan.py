@@ -64,6 +64,11 @@ class Decision:
         alone = tuple(r for r in counted if r.permits == (self.format.label,))
         return chosen or alone or tuple(r for r in counted if len(r.permits) < len(Format))
 
+    @property
+    def why(self) -> str:
+        """What decided the format, in a sentence."""
+        return "; ".join(r.text for r in self.deciding) or "the plan states no reason"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan:

@@ -67,19 +67,44 @@ class Counted(frozenset[int]):
         return [*found.got.values()], [*found.wanted.values()]
 
 
+Slices: TypeAlias = Mapping[int, tuple[Slice, ...]]
+"""The slices by which outputs are compared, by the output's number."""
+
+
+def output_slices(
+    reference: Sequence[_Array],
+    counted: Collection[int] | None = None,
+    axis: int | None = None,
+) -> Slices:
+    """The slices of each float output of ``reference``, once for all that is compared with it.
+
+    ``counted`` are the outputs to look at; None for all. ``axis`` is the axis of the slices;
+    None to find them.
+    """
+    if isinstance(counted, Counted):
+        _, reference = counted.matched(reference, reference)
+    return {
+        number: slices_of(array, axis)
+        for number, array in enumerate(reference)
+        if is_float(array) and (counted is None or number in counted)
+    }
+
+
 def squared_errors(
     outputs: Sequence[_Array],
     reference: Sequence[_Array],
     counted: Collection[int] | None = None,
-    axis: int | None = None,
+    slices: Slices | None = None,
 ) -> dict[tuple[int, Slice], float]:
     """||y - r||^2 / ||r||^2 of each slice of each float output; inf where y is NaN or Inf.
 
     Keys are the output's number and the slice. An output whose shape depends on computed
     numbers and differs from the reference's is left out; if all differ they have 1, all lost.
     ``counted`` are the outputs to look at; None for all that hold floats. Of others it is the
-    squared share of numbers that differ. ``axis`` is that of the slices; None to find them.
+    squared share of numbers that differ. ``slices`` are those of ``reference``, where many
+    outputs are compared with it.
     """
+    slices = output_slices(reference, counted) if slices is None else slices
     errors: dict[tuple[int, Slice], float] = {}
     lost: list[tuple[int, Slice]] = []
     if isinstance(counted, Counted):
@@ -95,7 +120,7 @@ def squared_errors(
         if wholes:
             errors[number, WHOLE] = float(np.mean(got != wanted)) ** 2
             continue
-        for part in slices_of(wanted, axis):
+        for part in slices.get(number, (WHOLE,)):
             y, r = (part.of(array).astype(np.float64) for array in (got, wanted))
             ok = np.isfinite(r)
             norm = float(np.sum(r[ok] ** 2))
@@ -109,10 +134,10 @@ def squared_error(
     outputs: Sequence[_Array],
     reference: Sequence[_Array],
     counted: Collection[int] | None = None,
-    axis: int | None = None,
+    slices: Slices | None = None,
 ) -> float:
     """The largest of ``squared_errors``; 0 if there are none."""
-    return max(squared_errors(outputs, reference, counted, axis).values(), default=0.0)
+    return max(squared_errors(outputs, reference, counted, slices).values(), default=0.0)
 
 
 def counted_outputs(inputs: Iterable[_Array], outputs: Sequence[_Array]) -> frozenset[int]:
@@ -369,17 +394,17 @@ class _Prober:
     ) -> None:
         self.count = count
         self.counted = counted
-        self.axis = axis
         self.on_probe = on_probe
         self.done = 0
         self.probe = probe
         self.reference = probe(np.zeros(count, dtype=bool))
+        self.slices = output_slices(self.reference, counted, axis)
         self.together = self.error(np.arange(count))
 
     def error(self, members: NDArray[np.int64]) -> float:
         switch = np.zeros(self.count, dtype=bool)
         switch[members] = True
-        found = squared_error(self.probe(switch), self.reference, self.counted, self.axis)
+        found = squared_error(self.probe(switch), self.reference, self.counted, self.slices)
         self.done += 1
         if self.on_probe is not None:
             self.on_probe(self.done, max(self.done, min(self.count, _PROBE_EACH)))

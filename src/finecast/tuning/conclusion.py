@@ -23,7 +23,6 @@ from finecast.engines.base import calls_of
 from finecast.engines.probe import Speed
 from finecast.engines.usage import Inputs, by_the_hint
 from finecast.measure.racing import ANCHOR, Effort, Interval, Race
-from finecast.native.conversion_notes import computed_weights
 from finecast.native.gains import Gain
 from finecast.native.model import OpenedModel
 from finecast.native.subject import Built, Hinted, Subject
@@ -173,8 +172,9 @@ class Conclusion:
             by = "" if any(c.timed for c in candidates) else ", by times of single kernels,"
             found = f"the {words.best}{by} {takes(share, least)}"
         where = "by the model" if emulated else "here"
-        speeds = [*filter(None, [computed_weights(self.planner.graph)])]
-        if not speeds and objective.of_time and not emulated:
+        kept = self.findings.kept_products()
+        speeds: list[str] = []
+        if not (kept and kept.is_largest) and objective.of_time and not emulated:
             speeds = beside_no_gain([*map(self.subject.speed, self.planner.policy.formats)])
         why = f"no plan is {self._wanted} {where}: {found}"
         return "; ".join((why, *speeds, *self.left_out))

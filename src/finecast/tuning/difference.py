@@ -19,7 +19,7 @@ from finecast.planning.plan import Decision, Plan
 from finecast.reports.base import Report, TextTable
 from finecast.rules.base import DECISION
 from finecast.rules.quantized import computed_in
-from finecast.tuning.explanation import decider_of, why_of
+from finecast.tuning.explanation import decider_of
 
 _FACTOR: Final = 1.5
 """A time or an error differs if it is so many times the other: times of single kernels are off
@@ -84,7 +84,7 @@ class OpState:
             op=decision.op,
             type=label,
             decided_by=decider_of(decision),
-            why=why_of(decision),
+            why=decision.why,
             rules=frozenset(r.rule for r in decision.reasons),
             deciding=frozenset(r.rule for r in decision.deciding),
             us=_figure(evidence.get(_TIME.format(label))),

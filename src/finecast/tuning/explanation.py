@@ -58,7 +58,7 @@ def groups(plan: Plan) -> list[Group]:
                 decided_by=decided_by,
                 nodes=[d.node for d in decisions],
                 example=example.node,
-                why=why_of(example),
+                why=example.why,
             )
         )
     return made
@@ -74,11 +74,6 @@ def decider_of(decision: Decision) -> str:
     )
     named = [f"{'rule' if len(rules) == 1 else 'rules'} {', '.join(rules)}"] if rules else []
     return ", ".join((*named, *chosen)) or "not stated"
-
-
-def why_of(decision: Decision) -> str:
-    """What decided the format of an op, in a sentence."""
-    return "; ".join(r.text for r in decision.deciding) or "the plan states no reason"
 
 
 def _time_us(decision: Decision) -> float:
@@ -121,7 +116,7 @@ class Explanation(Report):
     def why(self) -> str:
         """What decided the node's format."""
         decision = self.decision
-        return "the node keeps its type" if decision is None else why_of(decision)
+        return "the node keeps its type" if decision is None else decision.why
 
     @property
     def is_timed(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from finecast.measure.study import Trial
 from finecast.native.subject import Examined
 from finecast.numbers.formats import Format
+from finecast.planning.kept_products import KeptProducts, kept_products
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Priced, Proposal
@@ -92,6 +93,14 @@ class Findings:
     last_race: Mapping[str, tuple[float, float]] = field(
         default_factory=dict[str, tuple[float, float]]
     )
+
+    def kept_products(self, plan: Plan | None = None) -> KeptProducts | None:
+        """The products that ``plan`` leaves in fp32; without one, those that the rules do."""
+        if self.planner is None:
+            return None
+        plan = plan or self.planner.lowest()
+        shapes = {index: facts.shape for index, facts in self.facts.items()}
+        return kept_products(self.planner.graph, plan, shapes)
 
     def gain(self, one: Found) -> float | None:
         """How many times as good as fp32 a plan was in the first races; None if in none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.gains import Gain
 from finecast.native.opening import engine_of
 from finecast.native.subject import Built
+from finecast.planning.kept_products import KeptProducts
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Priced
 from finecast.reports import drawing
@@ -290,6 +291,11 @@ class Result(Report):
         return max(self.output_errors.values(), default=0.0)
 
     @property
+    def kept_products(self) -> KeptProducts | None:
+        """The products in fp32; where the model is unchanged, those that the rules keep so."""
+        return self.findings.kept_products(self.plan if self.improved else None)
+
+    @property
     def next_faster(self) -> Found | None:
         """The next faster plan, which missed or was not tried; None if there is none."""
         return self.findings.next_faster(self.plan)
@@ -435,7 +441,7 @@ class Result(Report):
 
     def _search(self) -> dict[str, Any]:
         """What ``tune`` found, as JSON."""
-        findings, faster = self.findings, self.next_faster
+        findings, faster, kept = self.findings, self.next_faster, self.kept_products
         return {
             "metric": self.metric,
             "objective": self.objective.value,
@@ -473,6 +479,7 @@ class Result(Report):
                 for one in findings.sensitivities
             ],
             "candidates": [self._found(one) for one in findings.candidates],
+            "kept_products": None if kept is None else asdict(kept),
             "next_faster": None if faster is None else self._found(faster),
             "anchors": [
                 {

@@ -130,6 +130,8 @@ def notes(result: Result) -> list[str]:
         lines.append(f"certified: {result.certificate}")
     lines += told_shares(largest_shares(result.plan))
     lines += _kept(result)
+    products = result.kept_products
+    lines += [products.text] if products else []
     lines += _ran(result)
     faster = next_faster(found, result.plan.digest)
     lines += [faster] if faster else []

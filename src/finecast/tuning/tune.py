@@ -22,7 +22,6 @@ from finecast.errors import EngineError, Unfit, WrongNumbersError
 from finecast.graph import Node
 from finecast.measure.racing import ANCHOR, Effort
 from finecast.measure.timing import now_s, pass_over
-from finecast.native.conversion_notes import computed_weights
 from finecast.native.gains import gaining_kinds, share_left
 from finecast.native.subject import Built, Examined, Hinted, Subject, UserRules
 from finecast.numbers.formats import Format
@@ -315,9 +314,7 @@ class _Tuning:
 
     def run(self) -> Result:
         if not self.examined.planner.is_free:
-            graph = self.examined.planner.graph
-            why = ("the rules leave no op a lower format", computed_weights(graph))
-            return self._unchanged("; ".join(filter(None, why)))
+            return self._unchanged("the rules leave no op a lower format")
         try:
             proposals = self._right_proposals()
         except EngineError as error:

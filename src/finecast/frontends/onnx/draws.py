@@ -16,16 +16,28 @@ if TYPE_CHECKING:
 
 _TYPED: Final = frozenset({"RandomNormal", "RandomUniform"})
 _LIKE: Final = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli"})
-RANDOM: Final = _TYPED | _LIKE | {"Multinomial"}
+_RANDOM: Final = _TYPED | _LIKE | {"Multinomial"}
 """Ops that draw in any mode."""
 FIXED_FROM: Final = 13
 """The first operation set in which draws can be stated by other ops: it has Range and Mod, by
 which elements are numbered, Softmax is of one axis, and sums take axes as an input."""
+_TRAINING: Final = 2
+"""The input of a Dropout that is True in training."""
 _CAST_LIKE: Final = 15
 _FLOAT, _INT32, _INT64 = 1, 6, 7
 """ONNX's numbers of types."""
 _MOST_BYTES: Final = (2 << 30) - (1 << 20)
 """Of one protobuf message."""
+
+
+def draws(kind: str, domain: str, *, training: bool) -> bool:
+    """Whether an op draws at random.
+
+    ``training`` says whether its third input is True: since operation set 12 a Dropout draws
+    by it.
+    """
+    drawing = kind in _RANDOM or (kind == "Dropout" and training)
+    return drawing and domain in ("", "ai.onnx")
 
 
 def may_draw(model: onnx.ModelProto) -> bool:
@@ -35,7 +47,8 @@ def may_draw(model: onnx.ModelProto) -> bool:
 
 def _may_draw(nodes: onnx.GraphProto | onnx.FunctionProto) -> bool:
     return any(
-        _draws(node, frozenset(node.input)) or any(map(_may_draw, _bodies(node)))
+        draws(node.op_type, node.domain, training=len(node.input) > _TRAINING)
+        or any(map(_may_draw, _bodies(node)))
         for node in nodes.node
     )
 
@@ -66,20 +79,13 @@ def _fix(
     for node in graph.node:
         for body in _bodies(node):
             _fix(body, opset, numbers)
-        if _draws(node, true):
+        training = len(node.input) > _TRAINING and node.input[_TRAINING] in true
+        if draws(node.op_type, node.domain, training=training):
             nodes += _Table(node, next(numbers), opset).nodes()
         else:
             nodes.append(node)
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def _draws(node: onnx.NodeProto, true: frozenset[str]) -> bool:
-    if node.domain not in ("", "ai.onnx"):
-        return False
-    if node.op_type == "Dropout":  # in training: a third input since operation set 12
-        return len(node.input) > 2 and node.input[2] in true
-    return node.op_type in RANDOM
 
 
 def _true_constants(graph: onnx.GraphProto | onnx.FunctionProto) -> frozenset[str]:

@@ -29,7 +29,7 @@ from finecast.frontends.onnx.definitions import (
     opset_of,
     signature,
 )
-from finecast.frontends.onnx.draws import FIXED_FROM, RANDOM
+from finecast.frontends.onnx.draws import FIXED_FROM, draws
 from finecast.frontends.onnx.editor import FREE_INITIALIZERS, Editor, every_value, is_read
 from finecast.frontends.onnx.model import OnnxFile, staged
 from finecast.frontends.onnx.statements import stated_since
@@ -244,10 +244,10 @@ def _at_an_opset_of_fixed_draws(model: ir.Model) -> tuple[ir.Model, str]:
 
 
 def _draws(node: ir.Node) -> bool:
-    """Whether a node draws at random; a Dropout may in training, by its third input."""
-    training = node.inputs[2] if len(node.inputs) > 2 else None
-    is_dropout = node.op_type == "Dropout" and training is not None
-    return not node.domain and (node.op_type in RANDOM or is_dropout)
+    switch = node.inputs[2] if node.op_type == "Dropout" and len(node.inputs) > 2 else None
+    constant = None if switch is None else constant_tensor(switch)
+    training = constant is not None and bool(constant.numpy().all())
+    return draws(node.op_type, node.domain, training=training)
 
 
 def _at_an_opset_that_is_read(model: ir.Model) -> tuple[ir.Model, str]:
