@@ -59,7 +59,7 @@ def test_only_what_the_dead_left_is_removed(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         told = remove_abandoned(tmp_path)
-        left = f"removed {folder.parent.name} (2.0 MB)"
+        left = f"removed {folder.parent} (2.0 MB)"
         assert told == [f"{left}, which process {process.pid} left as it was ended"]
         assert own.is_dir()
     assert [p.name for p in tmp_path.iterdir()] == [".finecast-mine"]

@@ -63,6 +63,18 @@ def test_a_right_model_ends_with_0(
     assert "evaluation" in done.out
 
 
+def test_the_figure_says_how_many_samples_it_is_of(finecast: Finecast, tmp_path: Path) -> None:
+    """That of the probed samples was given as that of all."""
+    net, low, data = classifier(tmp_path, "float[n,16] y, int64[n,1] k")
+    call = ("blame", net, low, "--data", data)
+    found = finecast(*call)
+    assert " on 128 probed samples " in found.out.replace("\n  ", " ")
+    assert finecast(*call, "--json").json["samples"] == 128
+    metric = finecast(*call, "--metric", "agreement", "--of", "k", "--json").json
+    assert metric["samples"] is None
+    assert "probed" not in metric["verdict"]
+
+
 def test_a_check_from_a_file(
     finecast: Finecast, net: Path, wrong: Path, data: Path, tmp_path: Path
 ) -> None:

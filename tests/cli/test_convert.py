@@ -12,6 +12,7 @@ import pytest
 
 from finecast.engines import installed
 from finecast.errors import ExitCode, UsageError
+from finecast.files.saved import checksum
 from finecast.frontends import onnx as frontend
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Decision, Plan
@@ -393,13 +394,15 @@ def _edited(plan: dict[str, Any], **change: Any) -> str:
 
 
 def _forged(plan: dict[str, Any], **change: Any) -> str:
-    """With a digest that fits what it became."""
+    """With a digest and a checksum that fit what it became."""
     text = _edited(plan, **change)
     with pytest.raises(UsageError, match="the plan was changed") as caught:
         Plan.from_json(_edited(json.loads(text), digest=""))
     found = re.search("its digest is ([0-9a-f]{16})", str(caught.value))
     assert found is not None
-    return _edited(json.loads(text), digest=found.group(1))
+    content = json.loads(text) | {"digest": found.group(1)}
+    del content["checksum"]
+    return _edited(content, checksum=checksum(content))
 
 
 def _first(plan: dict[str, Any], **change: Any) -> list[dict[str, Any]]:
@@ -412,6 +415,23 @@ def _first(plan: dict[str, Any], **change: Any) -> list[dict[str, Any]]:
     [
         (lambda p: _edited(p, digest="0" * 16), "the plan was changed"),
         (lambda p: _edited(p, opset=19), "the plan was changed"),
+        (lambda p: _edited(p, policy="auto:fp16"), "the plan was changed: its checksum"),
+        (
+            lambda p: _edited(
+                p,
+                decisions=_first(
+                    p, reasons=[{"rule": "a", "text": "b", "permits": [], "evidence": {}}]
+                ),
+            ),
+            "the plan was changed: its checksum",
+        ),
+        (lambda p: _edited(p, more=1), "it has 'more', which no plan has"),
+        (lambda p: _edited(p, kind="finecast.lock"), "it is a lock of version 1"),
+        (
+            lambda p: _edited(p, decisions=_first(p, format="fp7")),
+            "p.json, decisions[0])",
+        ),
+        (lambda p: _edited(p, io={"x": "fp7"}), "p.json, io.x)"),
         (lambda p: _edited(p, decisions=_first(p, format="fp32")), "the plan was changed"),
         (lambda p: _edited(p, decisions=p["decisions"][1:]), "the plan was changed"),
         (lambda p: _forged(p, decisions=p["decisions"][1:]), "leaves out 'product'"),

@@ -9,18 +9,20 @@ import numpy as np
 import onnx
 import openvino
 import pytest
+from onnx.external_data_helper import set_external_data
 from openvino import opset13
 
 import finecast
 from finecast.engines import get_engine
 from finecast.engines.base import Array
+from finecast.engines.source import to_run
 from finecast.errors import ModelError
 from finecast.frontends.onnx import load
-from finecast.frontends.onnx.draws import with_fixed_draws
 from finecast.frontends.onnx.opset import stated_for_engines
 from tests.frontends.tools import parse
 
 X = np.random.default_rng(0).standard_normal((400, 8)).astype(np.float32)
+X64 = np.random.default_rng(2).standard_normal((48, 64)).astype(np.float32)
 EVERY = """
 net (float[n,8] x) => (float[n,8] normal, float[n,8] uniform, float[3,5] spread,
  float[n,8] drop, bool[n,8] kept, int32[n,6] classes)
@@ -98,7 +100,7 @@ def test_a_model_that_draws_nothing_is_loaded_as_it_is() -> None:
     ports = quiet.index("float[n,8] normal"), quiet.index("float[n,8] drop")
     quiet = quiet[: ports[0]] + quiet[ports[1] :]
     model = every(17, quiet.replace(", bool[n,8] kept, int32[n,6] classes", ""))
-    assert with_fixed_draws(model) is model
+    assert to_run(model)[0] is model
 
 
 def noisy(folder: Path, suffix: str) -> Path:
@@ -128,6 +130,47 @@ def test_noise_is_no_error_in_any_verb(suffix: str, tmp_path: Path) -> None:
     blamed = finecast.blame(model, low, data={"x": x}, max_error=0.003, progress=False)
     assert blamed.value < 0.01
     assert blamed.restored < 0.003
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("external", [False, True])
+def test_draws_of_a_model_larger_than_a_message_are_fixed(
+    external: bool, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A note said so, and it drew other numbers in each run."""
+    model = noisy(tmp_path, ".onnx")
+    whole = get_engine(engine).load(model).run({"x": X64})["y"]
+    monkeypatch.setattr("finecast.engines.source._MOST_BYTES", 1000)
+    if external:
+        proto = onnx.load(model)
+        onnx.save(
+            proto, model, save_as_external_data=True, location="w.data", size_threshold=0
+        )
+    session = get_engine(engine).load(model)
+    for _ in range(2):
+        np.testing.assert_array_equal(session.run({"x": X64})["y"], whole)
+    done = finecast.convert(model, tmp_path / "low.onnx", "all:bf16", data={"x": X64})
+    assert any("replaced by the same fixed numbers" in text for text in done.warnings)
+    assert 0 < done.to_dict()["verified"]["relative_error"] < 0.01
+
+
+def test_weights_in_files_are_not_read_to_fix_draws(tmp_path: Path) -> None:
+    """All of them were read, and were in memory three times."""
+    model = noisy(tmp_path, ".onnx")
+    proto = onnx.load(model)
+    (weight,) = (t for t in proto.graph.initializer if t.name == "w")
+    weight.dims[:] = [1 << 26, 64]  # 16 GB
+    set_external_data(weight, "weights", 0, 1 << 34)
+    weight.ClearField("raw_data")
+    onnx.save(proto, model)
+    with (tmp_path / "weights").open("wb") as file:
+        file.truncate(1 << 34)
+    place, source = to_run(model)
+    assert isinstance(place, Path)
+    assert {step.op for step in source.steps}.isdisjoint({"RandomNormalLike"})
+    assert (place.parent / "weights").stat().st_size == 1 << 34
+    del source
+    assert not place.exists()
 
 
 @pytest.mark.parametrize("opset", [9, 11])

@@ -210,6 +210,22 @@ def test_any_value_in_a_lock_is_read_or_refused_in_plain_words(tmp_path: Path) -
     data = {"x": np.random.default_rng(1).normal(size=(40, 16)).astype(np.float32)}
     finecast.convert(source, low, "all:bf16", data=data, lock=True, progress=False)
     path, refused = lock_beside(low), dict[str, str]()
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    for change, says in (
+        ({"version": 9}, f"a lock of version 9, and 1 is read here ({path})"),
+        ({"engine": {}}, f"not a lock: it has no 'name' ({path}, engine)"),
+        ({"kernels": [["a", "b"], []]}, f"another form ({path}, kernels[1])"),
+        ({"kind": "finecast.report"}, f"not a lock: it is a report of version 1 ({path})"),
+    ):
+        path.write_text(json.dumps(whole | change), encoding="utf-8")
+        with pytest.raises(UsageError) as raised:
+            Lock.load(path)
+        assert says in raised.value.line
+    plan = finecast.convert(source, None, "all:bf16", verify=False).plan.to_json()
+    path.write_text(plan, encoding="utf-8")
+    with pytest.raises(UsageError, match="not a lock: it is a plan of version 1"):
+        Lock.load(path)
+    path.write_text(json.dumps(whole), encoding="utf-8")
     for what, text in tampered(path.read_text(encoding="utf-8")):
         path.write_text(text, encoding="utf-8")
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -46,6 +46,27 @@ def excused(predicted: float) -> float:
     return max(NOTICED, min(several, max(ENGINE_LIMIT, ENGINE_FACTOR_BEYOND * predicted)))
 
 
+UNSEEN: Final = 3.0
+"""So many of n decisions may change though none did in another run of the same formats: an
+event that did not occur in n trials has a probability below 3 / n, with a confidence of 95%
+("rule of three"; Hanley and Lippman-Hand, 1983)."""
+
+
+def excused_share(predicted: float, count: int) -> float:
+    """The largest share of ``count`` decisions of an engine that may change.
+
+    ``predicted`` is the share that changes by the engine's types: where errors are small, it
+    grows as they do.
+    """
+    return excused(predicted + UNSEEN / max(count, 1))
+
+
+def chance_share(wanted: Array) -> float:
+    """The share of decisions that change if they are drawn by their frequencies in fp32."""
+    _, counts = np.unique(wanted, return_counts=True)
+    return 1.0 - float(np.sum((counts / max(wanted.size, 1)) ** 2))
+
+
 # Ops whose result depends on which of two numbers is larger: a rounding may change all of it.
 _DECIDES: Final = frozenset({OpKind.COMPARISON, OpKind.INDEX, OpKind.QUANTIZE})
 _STEPS: Final = frozenset({"floor", "ceil", "round", "trunc"})
@@ -62,6 +83,9 @@ _MOVES: Final = {
 }
 _KEEPS_STEPS: Final = _STEPS | _MOVES | {"cast", "clip", "relu"}
 """Ops of which the result is as far off as what they read."""
+_CHOOSES: Final = frozenset({"arg_max", "arg_min", "bucketize", "hardmax", "top_k"})
+_KEEPS_CHOICES: Final = _MOVES | {"cast", "logical"}
+"""Ops of which an element is another one only where one that they read is."""
 
 
 def fp32_error(ops: int) -> float:
@@ -102,11 +126,16 @@ class Expected:
     ``relative`` has relative errors. Values in ``decided`` follow from a comparison, a rank or
     a step of rounded numbers: their errors have no bound. Those in ``stepped`` are among them:
     they are steps, such as casts to integers, and off by one more than what was rounded.
+
+    So are those in ``choices``: classes, masks and places that are chosen by rounded numbers
+    alone, and by no earlier decision, so that each element changes by a chance of its own.
+    They are given with the number of the node that chooses.
     """
 
     relative: Mapping[int, float]
     decided: frozenset[int]
     stepped: frozenset[int]
+    choices: Mapping[int, int]
 
     def is_beyond(self, value: int | None, one: Deviation, limit: float) -> bool:
         """Whether no rounding explains a deviation of the value.
@@ -187,6 +216,7 @@ def expected(graph: Graph, formats: Mapping[int, Format]) -> Expected:
     """
     squared: dict[int, float] = {}
     decided, stepped = set[int](), set[int]()
+    choices: dict[int, int] = {}
     for node in graph.nodes:
         before = [i for i in node.inputs if i is not None]
         worst = max((squared.get(i, 0.0) for i in before), default=0.0)
@@ -198,6 +228,7 @@ def expected(graph: Graph, formats: Mapping[int, Format]) -> Expected:
         hinges = bool(hinging) or (worst > 0 and _decides(graph, node))
         steps = hinges and node.op in (_KEEPS_STEPS if hinging else {*_STEPS, "cast"})
         steps = steps and stepped.issuperset(hinging) and not _gives_truth(graph, node)
+        chooser = _chooser(node, hinging, choices) if hinges else None
         for index in node.outputs:
             if index is not None:
                 squared[index] = worst
@@ -205,8 +236,27 @@ def expected(graph: Graph, formats: Mapping[int, Format]) -> Expected:
                     decided.add(index)
                 if steps:
                     stepped.add(index)
+                if chooser is not None:
+                    choices[index] = chooser
     relative = {i: math.sqrt(s) for i, s in squared.items()}
-    return Expected(relative=relative, decided=frozenset(decided), stepped=frozenset(stepped))
+    return Expected(
+        relative=relative,
+        decided=frozenset(decided),
+        stepped=frozenset(stepped),
+        choices=choices,
+    )
+
+
+def _chooser(node: Node, hinging: Sequence[int], choices: Mapping[int, int]) -> int | None:
+    """The number of the node that chooses the results of ``node``; None if they are derived.
+
+    ``hinging`` are the values that it reads and that were decided before.
+    """
+    if not hinging:
+        chooses = node.op in _CHOOSES or by_name(node.op).kind is OpKind.COMPARISON
+        return node.id if chooses else None
+    kept = node.op in _KEEPS_CHOICES and all(i in choices for i in hinging)
+    return choices[hinging[0]] if kept else None
 
 
 def _decides(graph: Graph, node: Node) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 
 from finecast.data.datasets import open_npz
 from finecast.data.deviation import deviation
-from finecast.data.workload import feed_bytes, samples
+from finecast.data.workload import feed_bytes, sample_count, samples
 from finecast.engines.base import (
     Array,
     Feeds,
@@ -91,7 +91,7 @@ class GoldenSamples:
     @property
     def count(self) -> int:
         """The samples."""
-        return sum(samples(step) for call in self.calls for step in calls_of(call)[:1])
+        return sample_count(self.calls)
 
     def deviations(self, session: Session) -> dict[str, float]:
         """How far the outputs of ``session`` are from those kept, by name, the worst first.

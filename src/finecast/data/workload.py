@@ -585,6 +585,11 @@ def samples(feeds: Feeds) -> int:
     return (fronts.pop() if len(fronts) == 1 else None) or 1
 
 
+def sample_count(calls: Iterable[Feeds]) -> int:
+    """Samples of several calls; of a sequence those of its first step."""
+    return sum(samples(step) for call in calls for step in calls_of(call)[:1])
+
+
 def probed(calls: Iterable[Feeds], session: Session, rows: int = PROBED_ROWS) -> list[Feeds]:
     """The first calls that together have at least ``rows`` samples, cut to ``rows`` each.
 

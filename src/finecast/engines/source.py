@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from finecast.engines.base import ONNX_LABELS, TensorSpec
 from finecast.errors import EngineError, UsageError
-from finecast.frontends.onnx.draws import may_draw, with_fixed_draws
+from finecast.files.staging import Stage
+from finecast.frontends.onnx.draws import fix_draws, may_draw
 from finecast.frontends.onnx.editor import ROUNDING
 from finecast.frontends.onnx.miscomputed import miscomputed
+from finecast.frontends.onnx.model import place_files
 from finecast.frontends.onnx.stream import GRAPH_INITIALIZER, MODEL_GRAPH
 from finecast.frontends.wire import Field, fields, prefix, undecodable
 from finecast.numbers.formats import Format
@@ -44,7 +46,8 @@ class ModelSource:
     ``rounded`` are labels of the formats that finecast noted at nodes which round;
     ``kv_cache`` is the format that it noted for the keys and values of earlier calls.
     ``data`` are the names of files in the model's folder that hold weights of it. ``draws``
-    says that it may have random ops.
+    says that it may have random ops. ``stage`` keeps the folder of a model that was written to
+    be run.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -57,6 +60,7 @@ class ModelSource:
     kv_cache: Format | None = None
     data: frozenset[str] = frozenset()
     draws: bool = False
+    stage: Stage | None = None
 
     @property
     def producers(self) -> dict[str, str]:
@@ -111,17 +115,43 @@ def read_source(model: Path | bytes) -> ModelSource:
     )
 
 
+_MOST_BYTES: Final = (2 << 30) - (1 << 20)
+"""Of one protobuf message."""
+
+
 def to_run(model: Path | bytes) -> tuple[Path | bytes, ModelSource]:
     """The model as engines run it, with fixed draws in place of random ops, and its source.
+
+    Weights that lie in files are not read: such a model is written beside links to these. So
+    is one that is larger than a protobuf message.
 
     Raises:
         UsageError, EngineError: As ``read_source``.
     """
+    import onnx
+
     source = read_source(model)
     if not source.draws:
         return model, source
-    model = with_fixed_draws(model)
-    return model, read_source(model)
+    folder = model.parent if isinstance(model, Path) else Path()
+    content = model.read_bytes() if isinstance(model, Path) else model
+    proto = onnx.ModelProto.FromString(content)
+    del content
+    if not fix_draws(proto, str(folder)):
+        return model, source
+    large = proto.ByteSize() > _MOST_BYTES
+    if not large and not (source.data and isinstance(model, Path)):
+        fixed = proto.SerializeToString()
+        return fixed, read_source(fixed)
+    stage = Stage()
+    place = stage.folder / _TO_RUN
+    onnx.save(proto, place, save_as_external_data=large, location=f"{_TO_RUN}.data")
+    within = [name for name in source.data if (folder / name).is_file() and ".." not in name]
+    place_files(folder, within, stage.folder)
+    return place, replace(read_source(place), stage=stage)
+
+
+_TO_RUN: Final = "finecast-run.onnx"
 
 
 def _depth(graph: onnx.GraphProto) -> int:

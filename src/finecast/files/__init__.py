@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from finecast.errors import UsageError
 from finecast.files.locks import locked, remove_dead
+from finecast.files.saved import DATABASE, kind_of
 from finecast.files.staging import remove_abandoned, staging
 
 DATA_SUFFIX: Final = ".data"
@@ -400,8 +401,16 @@ def read_text(path: Path, *, what: str, most_bytes: int, fix: str) -> str:
             )
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        why = getattr(error, "strerror", None) or _no_text(path)
         raise UsageError(f"cannot read the {what}: {why}", where=str(path), fix=fix) from error
+
+
+def _no_text(path: Path) -> str:
+    """What a file that is no text is."""
+    with suppress(OSError), path.open("rb") as file:
+        if file.read(len(DATABASE)) == DATABASE:
+            return "it is a database, as a study is"
+    return "it is no text"
 
 
 def read_json(
@@ -427,8 +436,8 @@ def read_json(
         raise UsageError(f"not a {what}: it is no JSON", where=str(path), fix=fix) from error
     stated: Any = found.get("kind") if isinstance(found, dict) else None
     if stated != kind:
-        named = isinstance(stated, str) and stated.startswith("finecast.")
-        other = f"it is a file of the kind {stated}" if named else f"it has no kind {kind}"
+        other = kind_of(found)
+        other = f"it is {other}" if other else f"it has no kind {kind}"
         raise UsageError(f"not a {what}: {other}", where=str(path), fix=fix)
     if found.get("version") != version:
         raise UsageError(

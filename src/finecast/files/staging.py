@@ -96,7 +96,7 @@ def remove_abandoned(place: Path | None = None) -> list[str]:
             if _is_own(folder) and (owner := dead_owner(folder / _OWNER)):
                 size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
                 shutil.rmtree(folder, ignore_errors=True)
-                told = f"{folder.name} ({size / 1e6:.1f} MB)"
+                told = f"{folder.absolute()} ({size / 1e6:.1f} MB)"
                 found.append(f"removed {told}, which {owner} left as it was ended")
     return found
 

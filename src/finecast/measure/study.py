@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from finecast.errors import UsageError, malformed
+from finecast.files.saved import DATABASE
 from finecast.files.staging import staging
 from finecast.planning.sensitivity import Sensitivity
 
@@ -48,8 +49,6 @@ _SENSITIVITIES: Final = (
 _TABLES: Final = (_TABLE, _SENSITIVITIES, _RECORDS)
 # https://www.sqlite.org/fileformat2.html: user_version at byte 60, application_id at byte 68.
 _HEADER: Final = struct.Struct(">16s44xi4xi28x")
-MAGIC: Final = b"SQLite format 3\0"
-"""The first bytes of a study, as of every SQLite file."""
 _APPLICATION: Final = int.from_bytes(b"fine")
 
 _FIX: Final = "use another file name"
@@ -271,7 +270,7 @@ def _check_header(path: Path) -> None:
     if len(start) < _HEADER.size:
         raise _no_study(path, "its header is missing")
     magic, version, application = _HEADER.unpack(start)
-    if magic != MAGIC or application not in (0, _APPLICATION):
+    if magic != DATABASE or application not in (0, _APPLICATION):
         raise _no_study(path, "its header is another one")
     if application == 0 and version != 1:  # version 1 had no application id
         raise _no_study(path, "another program's database")

@@ -2,9 +2,10 @@
 
 Law: a model is refused if it gives NaN or Inf where fp32 gives none; if no digit of an output
 is right; or if an output's error in the engine is far above that of the model's formats, which
-means that the engine computes some op wrongly. The error does not count for outputs that
-hinge on a decision between rounded numbers, and for those whose digits fp32 itself does not
-determine.
+means that the engine computes some op wrongly. Of outputs that are decisions by rounded
+numbers (classes, masks) the share that changes is the error; of what follows from decisions in
+other ways it does not count (``native/judged_outputs.py``). Nor does it for outputs whose
+digits fp32 itself does not determine.
 
 On random inputs a good model may lose all digits: numbers that it never saw in training
 cancel or grow. There an output without a right digit is accepted, with a warning, if low
@@ -25,7 +26,6 @@ import numpy as np
 
 from finecast.data.deviation import (
     LIMIT,
-    USELESS,
     Deviation,
     Expected,
     deviation,
@@ -39,6 +39,7 @@ from finecast.engines.loading import load_model
 from finecast.errors import EngineError, Unfit, WrongNumbersError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node
+from finecast.native.judged_outputs import JudgedOutput
 from finecast.native.source import EngineBuilt, Source
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -178,13 +179,16 @@ class Case:
 class _Fault:
     """What is wrong with ``output``; ``bad`` tells whether an inner value is wrong, too.
 
+    It takes the value's id and deviation. ``chooser`` is the op that decides the output.
+
     ``engine`` is true if the formats are not at fault, but the engine, by one of the ops.
     """
 
     output: str
     text: str
     engine: bool = False
-    bad: Callable[[Deviation], bool]
+    chooser: Node | None = None
+    bad: Callable[[int, Deviation], bool]
 
 
 def accept(case: Case, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
@@ -208,6 +212,10 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
         inputs = "random inputs" if case.random else "these inputs"
         nans = (f"{text}. {_ON_DATA}" for text in nan_outputs(wanted, inputs))
         return *nans, *warnings, *_untold(case, bounds, got, wanted)
+    if fault.chooser is not None and not fault.engine:  # no op is wrong: it has too few digits
+        where = f"chosen by {fault.chooser.name!r} ({fault.chooser.native})"
+        fix = case.fix.replace("it", "what it reads", 1)
+        raise WrongNumbersError(fault.text, where=where, fix=fix)
     node = _first_wrong(case, bounds, fault)
     where = f"first at {node.name!r} ({node.native})" if node is not None else ""
     unfit: Unfit = {}
@@ -231,19 +239,18 @@ def accept_fp32(graph: Graph, taken: Outputs, exact: Outputs, nudged: Outputs) -
         WrongNumbersError: If no digit of an output is right; names the output.
     """
     every = {node.id: Format.BF16 for node in graph.float_nodes}  # any rounding will do
-    decided = expected(graph, every).decided
-    ids = {v.name: v.id for v in graph.outputs}
+    bounds, values = expected(graph, every), {v.name: v for v in graph.outputs}
     for name, wanted in exact.items():
-        found = deviation(taken[name], wanted)
-        text = ""
-        if found.nonfinite:
-            text = "has NaN or Inf where fp64 has none"
-        elif ids.get(name) not in decided and found.relative >= LIMIT:
-            noise = deviation(nudged[name], wanted).relative
-            text = f"has a relative error of {found.relative:.3g}" if noise < LIMIT else ""
+        value, text = values.get(name), ""
+        one = value and JudgedOutput.of(graph, bounds, value, wanted)
+        if deviation(taken[name], wanted).nonfinite:
+            text = f"output {name!r} has NaN or Inf where fp64 has none"
+        elif one is not None and replace(one, explained=0.0).is_lost(taken[name]):
+            noise = one.error(nudged[name])
+            text = one.text(one.error(taken[name])) if noise < min(LIMIT, one.limit) else ""
         if text:
             raise WrongNumbersError(
-                f"output {name!r} of the model taken to fp32 {text}",
+                f"of the model taken to fp32 {text}",
                 where="--from-type fp64",
                 fix="it needs fp64: leave it as it is, or scale its numbers",
             )
@@ -253,15 +260,16 @@ def _fault(
     case: Case, bounds: Expected, got: Outputs, wanted: Outputs
 ) -> tuple[_Fault | None, tuple[str, ...]]:
     """The first output that the formats do not explain, and warnings of explained ones."""
-    ids = {v.name: v.id for v in case.applied.graph.outputs}
-    suspects: dict[str, Deviation] = {}
-    pairs = matched(free_outputs(case.applied.graph), got, wanted)
+    graph = case.applied.graph
+    values = {v.name: v for v in graph.outputs}
+    suspects: list[tuple[JudgedOutput, Array]] = []
+    pairs = matched(free_outputs(graph), got, wanted)
     for name, reference in pairs.wanted.items():
-        found, index = deviation(pairs.got[name], reference), ids.get(name)
+        found, value = deviation(pairs.got[name], reference), values.get(name)
         if found.nonfinite:
             text = f"output {name!r} has NaN or Inf where fp32 has none"
-            return _Fault(output=name, text=text, bad=lambda d: d.nonfinite), ()
-        if index in bounds.decided:
+            return _Fault(output=name, text=text, bad=lambda _, d: d.nonfinite), ()
+        if value is not None and value.id in bounds.decided and not found.comparable:
             continue
         if not found.comparable:
             raise WrongNumbersError(
@@ -269,68 +277,65 @@ def _fault(
                 f"{list(reference.shape)}",
                 fix=case.fix,
             )
-        if index is not None and found.relative > bounds.relative.get(index, 0.0):
-            suspects[name] = found
-    allowed = {name: bounds.relative.get(ids[name], 0.0) for name in suspects}
-    _check_given(case, suspects, wanted)
-    fault = _mistaken(case, suspects, allowed, wanted)
-    return (fault, ()) if fault is not None else _hopeless(case, suspects, allowed, wanted)
+        one = value and JudgedOutput.of(graph, bounds, value, reference)
+        if one is not None and one.error(pairs.got[name]) > one.unnoticed:
+            suspects.append((one, pairs.got[name]))
+    _check_given(case, suspects)
+    fault = _mistaken(case, bounds, suspects)
+    return (fault, ()) if fault is not None else _hopeless(case, suspects)
 
 
-def _check_given(case: Case, suspects: Mapping[str, Deviation], wanted: Outputs) -> None:
+def _check_given(case: Case, suspects: Sequence[tuple[JudgedOutput, Array]]) -> None:
     """Raise EngineError if the engine computes the fp32 model wrongly."""
-    lost = [name for name, found in suspects.items() if found.relative >= LIMIT]
+    lost = [one for one, got in suspects if one.is_lost(got)]
     exact = _outputs_on(case, case.feeds) if lost else None
     if exact is None:
         return
-    for name in lost:
-        off = deviation(wanted[name], exact[name]).relative
-        certain = off >= LIMIT and _fp32_noise(case, name, exact) < LIMIT
-        if certain and not _undetermined(case, name, exact):
+    for one in lost:
+        right = replace(one, wanted=exact[one.name])
+        certain = right.is_lost(one.wanted) and _fp32_noise(case, right) < LIMIT
+        if certain and not _undetermined(case, right):
             raise EngineError(
-                f"{case.engine.name} computes the model wrongly as it was given: output"
-                f" {name!r} has a relative error of {off:.3g} in fp32",
+                f"{case.engine.name} computes the model wrongly as it was given:"
+                f" {right.text(right.error(one.wanted))} in fp32",
                 fix="use another engine: an ONNX model runs in onnxruntime",
             )
 
 
 def _hopeless(
-    case: Case,
-    suspects: Mapping[str, Deviation],
-    allowed: Mapping[str, float],
-    wanted: Outputs,
+    case: Case, suspects: Sequence[tuple[JudgedOutput, Array]]
 ) -> tuple[_Fault | None, tuple[str, ...]]:
     """The fault of an output of which no digit is right, though fp32 determines some.
 
     With warnings of those that low products explain on random inputs.
     """
-    limits = {name: min(USELESS, max(LIMIT, allowed[name])) for name in suspects}
-    lost = {
-        name: found
-        for name, found in suspects.items()
-        if found.relative >= limits[name]
-        and _fp32_noise(case, name, wanted) <= allowed[name]
-        and not _undetermined(case, name, wanted)
-    }
+    lost = [
+        (one, one.error(got))
+        for one, got in suspects
+        if one.is_lost(got)
+        and _fp32_noise(case, one) <= one.unnoticed
+        and not _undetermined(case, one)
+    ]
     usual = case.pair.usual(case.feeds) if lost and case.random else None
     warnings: list[str] = []
-    for name, found in lost.items():
-        text = f"output {name!r} has a relative error of {found.relative:.3g}"
-        as_usual = deviation(usual[1][name], wanted[name]).relative if usual else 0.0
-        if usual is None or not found.relative <= excused(as_usual) < math.inf:
+    for one, error in lost:
+        text = one.text(error)
+        as_usual = one.error(usual[1][one.name]) if usual else 0.0
+        if usual is None or not error <= one.excused(as_usual) < math.inf:
             return _Fault(
-                output=name,
-                text=f"{text}: no digit of it is right",
-                bad=partial(_lost, limit=limits[name]),
+                output=one.name,
+                text=f"{text}: {one.loss}",
+                chooser=one.chooser,
+                bad=partial(_lost, limit=LIMIT if one.chooser else one.limit),
             ), ()
         warnings.append(
-            f"{text} on random inputs: no digit of it is right there. The formats explain it:"
-            f" {usual[0]} errs by {as_usual:.3g}. {_ON_DATA}"
+            f"{text} on random inputs: {one.loss} there. The formats explain it:"
+            f" {usual[0]} gives {one.figure(as_usual)}. {_ON_DATA}"
         )
     return None, tuple(warnings)
 
 
-def _lost(found: Deviation, limit: float) -> bool:
+def _lost(_: int, found: Deviation, limit: float) -> bool:
     return found.nonfinite or found.relative >= limit
 
 
@@ -369,13 +374,13 @@ def _outputs_on(case: Case, feeds: Feeds) -> Outputs | None:
         return None
 
 
-def _fp32_noise(case: Case, name: str, wanted: Outputs) -> float:
-    """Relative error of fp32 against itself, by other kernels and inputs off by one unit."""
+def _fp32_noise(case: Case, one: JudgedOutput) -> float:
+    """The error of fp32 against itself, by other kernels and inputs off by one unit."""
     again = _outputs_on(case, _nudged(case.feeds))
-    return 0.0 if again is None else deviation(again[name], wanted[name]).relative
+    return 0.0 if again is None else one.error(again[one.name])
 
 
-def _undetermined(case: Case, name: str, wanted: Outputs) -> bool:
+def _undetermined(case: Case, one: JudgedOutput) -> bool:
     """Whether fp32 determines no digit of an output: results of ops are off by one unit, too.
 
     Inputs alone may not show that: a softmax of huge numbers that are equal but for the order
@@ -386,7 +391,7 @@ def _undetermined(case: Case, name: str, wanted: Outputs) -> bool:
     with suppress(EngineError, NotImplementedError):
         session = case.pair.source.noisy_session()
         moved = session.run(feeds_for(session, _nudged(case.feeds)))
-        return deviation(moved[name], wanted[name]).relative >= LIMIT
+        return one.error(moved[one.name]) >= min(one.limit, LIMIT)
     return False
 
 
@@ -403,10 +408,7 @@ def nudge(array: Array) -> Array:
 
 
 def _mistaken(
-    case: Case,
-    suspects: Mapping[str, Deviation],
-    allowed: Mapping[str, float],
-    wanted: Outputs,
+    case: Case, bounds: Expected, suspects: Sequence[tuple[JudgedOutput, Array]]
 ) -> _Fault | None:
     """The fault of an output whose error is far above that of the model's formats."""
     if case.engine.emulates is not None or not case.pair.source.explains or not suspects:
@@ -415,21 +417,24 @@ def _mistaken(
         model = case.pair.explained(case.pair.built.plan, case.feeds)
     except EngineError:
         return None  # no other engine here runs it
-    for name, found in suspects.items():
-        predicted = deviation(model[name], wanted[name]).relative
-        limit = max(allowed[name], excused(predicted))
-        if found.counted:  # integers that follow no rounded numbers are exact
-            limit = predicted
-        if found.relative > limit:
+    for one, got in suspects:
+        error, predicted = one.error(got), one.error(model[one.name])
+        limit = one.excused(predicted)
+        if error > limit:
             return _Fault(
-                output=name,
-                text=f"output {name!r} has a relative error of {found.relative:.3g} in "
-                f"{case.engine.name}, where its formats give {predicted:.2g}: "
-                "an op is computed wrongly",
+                output=one.name,
+                text=f"{one.text(error)} in {case.engine.name}, where its formats give"
+                f" {one.figure(predicted)}: an op is computed wrongly",
                 engine=True,
-                bad=partial(_lost, limit=limit),
+                chooser=one.chooser,
+                bad=partial(_beyond, bounds) if one.chooser else partial(_lost, limit=limit),
             )
     return None
+
+
+def _beyond(bounds: Expected, value: int, found: Deviation) -> bool:
+    """Whether an engine's error of a value is more than the formats before it explain."""
+    return found.nonfinite or found.relative > excused(bounds.relative.get(value, 0.0))
 
 
 def _first_wrong(case: Case, bounds: Expected, fault: _Fault) -> Node | None:
@@ -449,10 +454,13 @@ def _first_wrong(case: Case, bounds: Expected, fault: _Fault) -> Node | None:
     def both(values: Sequence[str]) -> tuple[Outputs, Outputs]:
         return run(converted.with_outputs(values)), run(original.with_outputs(values))
 
-    search = FirstWrong(
-        graph=converted.graph, names=names, both=both, wrong=lambda _, found: fault.bad(found)
-    )
-    return search.op_before(fault.output)
+    search = FirstWrong(graph=converted.graph, names=names, both=both, wrong=fault.bad)
+    node = search.op_before(fault.output)
+    # Where the floats that decide are right, it is the op that chooses, and none behind it.
+    last = node is not None and fault.output in {
+        converted.graph.values[i].name for i in node.outputs if i is not None
+    }
+    return fault.chooser if last and fault.chooser is not None else node
 
 
 # ---------------------------------- the first op of a model that two runs of it disagree about

@@ -19,8 +19,9 @@ from finecast.data.golden import GoldenSamples
 from finecast.engines import get_engine, library_of
 from finecast.engines.base import Engine, Feeds, KernelTime, Session, feeds_for
 from finecast.engines.numerics import process_settings
-from finecast.errors import UsageError, malformed
+from finecast.errors import UsageError
 from finecast.files import read_json, write_bytes, write_text
+from finecast.files.saved import reading
 from finecast.measure.environment import Environment, environment, instruction_sets, version_of
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.native.opening import lock_beside, opened
@@ -34,15 +35,6 @@ _MOST_BYTES: Final = 64 << 20
 TIMED: Final = Effort(min_time_s=0.5, rounds=11)
 
 _FIX: Final = "give the NAME.lock.json that tune wrote, unchanged"
-_JSON_FIELDS: Final = {
-    "model": dict,
-    "engine": dict,
-    "machine": dict,
-    "settings": dict,
-    "kernels": list,
-    "times": dict,
-    "accuracy": dict,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,36 +175,44 @@ class Lock:
             UsageError: If there is none, or it is not one that this release reads.
         """
         found = _read(path)
-        try:
-            engine, machine, times = found["engine"], found["machine"], found["times"]
-            plan = str(found["model"].get("plan", ""))
-            accuracy = found["accuracy"]
+        with reading("lock", str(path), _FIX) as at:
+            accuracy = at.part(found, "accuracy", dict)
+            settings = {str(k): str(v) for k, v in at.items(found, "settings")}
+            kernels = tuple(
+                LockedKernel(code=str(code), nodes=tuple(map(str, nodes)))
+                for code, *nodes in at.each(found, "kernels")
+            )
+            engine = at.part(found, "engine", dict)
+            runner = Runner(
+                name=str(engine["name"]),
+                version=str(engine["version"]),
+                throughput=bool(engine["throughput"]),
+            )
+            machine = at.part(found, "machine", dict)
+            locked_on = Machine(
+                cpu=str(machine["cpu"]),
+                cores=int(machine["cores"]),
+                instruction_sets=tuple(map(str, machine["instruction_sets"])),
+            )
+            times = at.part(found, "times", dict)
+            call_s = None if times["call_ms"] is None else float(times["call_ms"]) / 1e3
+            speedup = None if times["speedup"] is None else float(times["speedup"])
+            denied = float(times["busy"])
+            model = at.part(found, "model", dict)
+            plan = str(model.get("plan", ""))
             observed = Observed(
-                model=str(found["model"]["digest"]),
-                runner=Runner(
-                    name=str(engine["name"]),
-                    version=str(engine["version"]),
-                    throughput=bool(engine["throughput"]),
-                ),
-                machine=Machine(
-                    cpu=str(machine["cpu"]),
-                    cores=int(machine["cores"]),
-                    instruction_sets=tuple(map(str, machine["instruction_sets"])),
-                ),
-                settings={str(k): str(v) for k, v in found["settings"].items()},
-                kernels=tuple(
-                    LockedKernel(code=str(code), nodes=tuple(map(str, nodes)))
-                    for code, *nodes in found["kernels"]
-                ),
-                call_s=None if times["call_ms"] is None else float(times["call_ms"]) / 1e3,
-                denied=float(times["busy"]),
+                model=str(model["digest"]),
+                runner=runner,
+                machine=locked_on,
+                settings=settings,
+                kernels=kernels,
+                call_s=call_s,
+                denied=denied,
             )
             samples = None
             if found["samples"] is not None:
-                samples = _samples(samples_of(path), found["samples"])
-            speedup = None if times["speedup"] is None else float(times["speedup"])
-        except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _no_lock(path, malformed(error)) from error
+                stated = at.part(found, "samples", dict)
+                samples = _samples(samples_of(path), stated)
         return cls(
             plan=plan,
             observed=observed,
@@ -362,15 +362,4 @@ def _read(path: Path) -> dict[str, Any]:
     found = read_json(
         path, what="lock", kind=KIND, version=_VERSION, most_bytes=_MOST_BYTES, fix=_FIX
     )
-    for name, kind in _JSON_FIELDS.items():
-        if not isinstance(found.get(name), kind):
-            raise _no_lock(path, f"{name!r} is missing")
     return {"samples": None, **found}
-
-
-def _no_lock(path: Path, why: str) -> UsageError:
-    return UsageError(
-        f"not a lock: {why}",
-        where=str(path),
-        fix=_FIX,
-    )

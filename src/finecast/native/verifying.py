@@ -21,7 +21,7 @@ from finecast.data.sizes import (
     size_guesses,
 )
 from finecast.data.sources import FeedMaker
-from finecast.data.workload import samples
+from finecast.data.workload import sample_count
 from finecast.engines import crashes, what_loads_it
 from finecast.engines.base import (
     Array,
@@ -30,7 +30,6 @@ from finecast.engines.base import (
     Session,
     Steps,
     TensorSpec,
-    calls_of,
     feeds_for,
 )
 from finecast.engines.fallen_apart import broken_by
@@ -110,7 +109,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         kernels=seen.kernels,
         apart=seen.apart,
         random=not feeds.batches,
-        samples=sum(map(samples, calls_of(given)[:1])),
+        samples=sample_count([given]),
         warnings=warnings,
     )
     return found, Compared(feeds=given, got=got, wanted=wanted)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from finecast.errors import ModelError, UsageError, malformed, typed
+from finecast.errors import ModelError, UsageError, typed
 from finecast.files import read_text
+from finecast.files.saved import checksum, kind_of, reading
 from finecast.graph import Graph, Node
 from finecast.graph.structure import Structure, read_structure, write_structure
 from finecast.naming import listed
@@ -29,6 +30,14 @@ T = TypeVar("T")
 _MOST_PORTS: Final = 4
 """Inputs and outputs whose names are told."""
 PLAN_VERSION: Final = 10
+_SEAL: Final = "checksum"
+"""The hash of all else in the file: the digest leaves out policy, reasons and structure. Plans
+of earlier releases have none."""
+_NAMES: Final = frozenset(
+    {"version", "model", "digest", "policy", "engine", "opset", "io", "decisions", "from_type"}
+    | {"frozen", "keep_ops", "by_hint", "kv_cache", "adjustments", "structure", _SEAL}
+)
+"""What a plan's file may have."""
 # A million ops with five reasons each take half of this.
 _LARGEST_BYTES: Final = 1 << 30
 _CACHED: Final = frozenset({"variable", "attention"})
@@ -386,7 +395,7 @@ class Plan:
             "decisions": [_decision_to_dict(d) for d in self.decisions],
             **({"structure": write_structure(self.structure)} if self.structure else {}),
         }
-        return json.dumps(content, indent=1) + "\n"
+        return json.dumps({**content, _SEAL: checksum(content)}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, where: str = "plan") -> Plan:
@@ -396,53 +405,35 @@ class Plan:
             UsageError: If the text is not a plan of a version this release reads.
         """
         fix = "give a file that `finecast tune` or `convert --plan-out` wrote, unchanged"
-        place = ""
-
-        def read(name: str, kind: type[T], default: T | None = None) -> T:
-            nonlocal place
-            place = f", {name}"
-            return typed(content, name, kind, default)
-
-        def each(name: str, default: list[Any] | None = None) -> Iterator[dict[str, Any]]:
-            nonlocal place
-            for number, one in enumerate(read(name, list, default)):
-                place = f", {name}[{number}]"
-                yield one
-
-        try:
+        with reading("finecast plan", where, fix) as at:
             content = cast("dict[str, Any]", json.loads(text))
+            kind = kind_of(content)
+            if kind and content.get("kind"):
+                raise UsageError(f"not a finecast plan: it is {kind}", where=where, fix=fix)
             _check_version(content, where)
+            _check_names(content)
             plan = cls(
-                model=read("model", str),
-                policy=read("policy", str),
-                engine=read("engine", str, ""),
-                opset=read("opset", int),
-                io={str(n): Format.parse(f) for n, f in read("io", dict, {}).items()},
-                decisions=tuple(_decision_from_dict(d) for d in each("decisions")),
-                from_type=read("from_type", str, ""),
-                frozen=read("frozen", bool) if "frozen" in content else None,
-                keep_ops=read("keep_ops", bool, False),
-                by_hint=read("by_hint", bool, False),
-                kv_cache=Format.parse(read("kv_cache", str, Format.FP32.label)),
-                adjustments=tuple(Adjustment.from_dict(a) for a in each("adjustments", [])),
-                structure=read_structure(read("structure", dict))
+                model=at.part(content, "model", str),
+                policy=at.part(content, "policy", str),
+                engine=at.part(content, "engine", str, ""),
+                opset=at.part(content, "opset", int),
+                io={str(n): Format.parse(f) for n, f in at.items(content, "io")},
+                decisions=tuple(map(_decision_from_dict, at.each(content, "decisions"))),
+                from_type=at.part(content, "from_type", str, ""),
+                frozen=at.part(content, "frozen", bool) if "frozen" in content else None,
+                keep_ops=at.part(content, "keep_ops", bool, False),
+                by_hint=at.part(content, "by_hint", bool, False),
+                kv_cache=Format.parse(at.part(content, "kv_cache", str, Format.FP32.label)),
+                adjustments=tuple(
+                    map(Adjustment.from_dict, at.each(content, "adjustments", []))
+                ),
+                structure=read_structure(at.part(content, "structure", dict))
                 if "structure" in content
                 else (),
             )
-            stated = read("digest", str)
-        except json.JSONDecodeError as error:
-            what = f"not a finecast plan: it is no JSON: {error.msg} in line {error.lineno}"
-            raise UsageError(what, where=where, fix=fix) from error
-        except (
-            ArithmeticError,  # an infinite number
-            AttributeError,
-            KeyError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
-            what = f"not a finecast plan: {malformed(error)}"
-            raise UsageError(what, where=where + place, fix=fix) from error
+            stated = at.part(content, "digest", str)
+            others = {name: value for name, value in content.items() if name != _SEAL}
+            seal = at.part(content, _SEAL, str) if _SEAL in content else checksum(others)
         twice = [
             n for n, count in Counter(d.node for d in plan.decisions).items() if count > 1
         ]
@@ -454,6 +445,9 @@ class Plan:
                 where=where,
                 fix=fix,
             )
+        if seal != checksum(others):
+            what = "the plan was changed: its checksum is not that of what it says"
+            raise UsageError(what, where=where, fix=fix)
         return plan
 
     @classmethod
@@ -478,6 +472,12 @@ def _check_version(content: dict[str, Any], where: str) -> None:
             where=where,
             fix="upgrade finecast",
         )
+
+
+def _check_names(content: dict[str, Any]) -> None:
+    unknown = sorted(content.keys() - _NAMES)
+    if unknown:
+        raise UsageError(f"not a finecast plan: it has {unknown[0]!r}, which no plan has")
 
 
 def _check_result(graph: Graph, node: Node, encodings: Encodings, where: str) -> None:

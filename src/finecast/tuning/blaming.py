@@ -148,6 +148,7 @@ class Blame(Report):
         figure: The name of what was judged by.
         worst: The output or slice with the worst of it in the low model, named as
             ``y[:, 4:24]``; empty if there is one alone.
+        samples: The number of probed samples that the figures are of; 0 for all data.
         fp32: The fp32 model's figure.
         value: The low model's.
         restored: The figure with the culprits in fp32; that of the low model if it passes.
@@ -172,6 +173,7 @@ class Blame(Report):
     low: str
     figure: str
     worst: str = ""
+    samples: int = 0
     fp32: float
     value: float
     restored: float
@@ -193,7 +195,8 @@ class Blame(Report):
     def verdict(self) -> str:
         """What was found, in a sentence."""
         of = f" of {self.worst}" if self.worst else ""
-        against = f"{self.figure}{of} {self.value:.6g}, fp32 {self.fp32:.6g}"
+        on = f" on {number_of(self.samples, 'probed sample')}" if self.samples else ""
+        against = f"{self.figure}{of}{on} {self.value:.6g}, fp32 {self.fp32:.6g}"
         if self.passed:
             return f"nothing to blame: {against}, within the limit of {self.limit:.6g}"
         least = "" if self.is_minimal else " (fewer may do)"
@@ -285,6 +288,7 @@ class Blame(Report):
             "verdict": self.verdict,
             "figure": self.figure,
             "worst_output": self.worst or None,
+            "samples": self.samples or None,
             "fp32": self.fp32,
             "value": self.value,
             "restored": self.restored,
@@ -340,6 +344,7 @@ class _Search:
             low=low.name,
             figure=self.judge.figure,
             worst=self.judge.worst,
+            samples=self.judge.samples,
             fp32=self.judge.baseline,
             value=value,
             restored=value,

@@ -38,7 +38,8 @@ class EmulationReport(Report):
     """What the emulation of one device showed.
 
     Attributes:
-        baseline: The fp32 model's metric.
+        baseline: The metric of the model without a device.
+        reference: What that model is called: fp32, or "the model given" if that was low.
         metric: That of the emulated model.
         errors: Relative errors of the outputs on calibration data, the worst first.
         left_out: The outputs without one.
@@ -52,6 +53,7 @@ class EmulationReport(Report):
     """
 
     baseline: float
+    reference: str = Format.FP32.label
     metric: float
     errors: Mapping[str, float]
     left_out: tuple[str, ...]
@@ -76,9 +78,10 @@ class EmulationReport(Report):
     @property
     def summary(self) -> tuple[str, ...]:
         """Both metrics, the error, and how many ops are cast."""
-        metrics = f"{self.metric_name}: fp32 {self.baseline:.6g}, emulated {self.metric:.6g}"
+        before = f"{self.reference} {self.baseline:.6g}"
+        metrics = f"{self.metric_name}: {before}, emulated {self.metric:.6g}"
         if not self.cast_ops and not self.error:
-            return (metrics, "nothing is lowered: the numbers are those of fp32")
+            return (metrics, f"nothing is lowered: the numbers are those of {self.reference}")
         return (metrics, f"relative output error {self.error:.3g}; {self.cast_ops} ops cast")
 
     @property
@@ -113,6 +116,7 @@ class EmulationReport(Report):
             "options": self.options,
             "metric": self.metric_name,
             "fp32": self.baseline,
+            "reference": self.reference,
             "emulated": self.metric,
             "output_error": self.error,
             "output_errors": self.errors,
@@ -190,6 +194,7 @@ def emulate(
         )
     return EmulationReport(
         baseline=baseline,
+        reference=model.reference_name(device.graph),
         metric=metric,
         errors=errors,
         left_out=device.exact.left_out,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from finecast.data.deviation import expected, fp32_error
 from finecast.data.functions import load_function
 from finecast.data.metrics import by_output
 from finecast.data.sources import DataOptions, file_of
-from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed
+from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, sample_count
 from finecast.engines.base import Array, Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.errors import UsageError, UserCodeError
@@ -45,12 +45,14 @@ class Judge(ABC):
         baseline: The fp32 model's.
         limit: The worst figure that passes.
         worst: The output or slice that the last figure is of; empty if there is one alone.
+        samples: The number of samples that the figure is of; 0 for all data.
     """
 
     figure: str
     baseline: float
     limit: float
     worst: str
+    samples: int
 
     @abstractmethod
     def judge(self, session: Session) -> tuple[float, bool]:
@@ -73,6 +75,7 @@ class MetricJudge(Judge):
     baseline: float
     limit: float
     worst: str = ""
+    samples: int = 0
 
     def judge(self, session: Session) -> tuple[float, bool]:
         """The metric, which has to be within the tolerance of the fp32 model's."""
@@ -94,9 +97,11 @@ class ErrorJudge(Judge):
     figure: str = "relative output error"
     baseline: float = 0.0
     worst: str = ""
+    samples: int = field(init=False)
 
     def __post_init__(self) -> None:
         """The figure's name says what the error is of."""
+        self.samples = sample_count(self.exact.calls)
         if self.exact.counts_differing:
             self.figure = "share of numbers that differ"
 
@@ -119,6 +124,11 @@ class CheckJudge(Judge):
     baseline: float = 1.0
     limit: float = 1.0
     worst: str = ""
+    samples: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count the samples."""
+        self.samples = sample_count(self.calls)
 
     def judge(self, session: Session) -> tuple[float, bool]:
         """The share of outputs that are accepted."""

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from finecast.errors import UsageError
-from finecast.measure.study import MAGIC, Study
+from finecast.files.saved import DATABASE
+from finecast.measure.study import Study
 from finecast.native.opening import PLAN, STUDY
 from finecast.planning.plan import Plan
 from finecast.reports.plan_report import PlanReport
@@ -29,7 +30,7 @@ def recorded(source: Plan | str | Path, study: Path | None) -> PlanReport | Plan
         return _of_plan(source, study)
     path = Path(source)
     head = _head(path)
-    if path.suffix.lower() == Path(STUDY).suffix and not head.startswith(MAGIC):
+    if path.suffix.lower() == Path(STUDY).suffix and not head.startswith(DATABASE):
         raise UsageError(
             "not a study: it is " + ("no database" if head else "empty"),
             where=str(path),
@@ -42,7 +43,7 @@ def recorded(source: Plan | str | Path, study: Path | None) -> PlanReport | Plan
                 where=str(path),
                 fix="leave one of them out",
             )
-        if head.startswith(MAGIC):
+        if head.startswith(DATABASE):
             return _of_study(path, None)
         return PlanReport.load(path)
     beside = path.with_name(path.name.removesuffix(PLAN) + STUDY)
@@ -59,7 +60,7 @@ def is_plan(path: Path) -> bool:
 
 
 def _starts_plan(head: bytes) -> bool:
-    return not head.startswith((MAGIC, _REPORT.encode()))
+    return not head.startswith((DATABASE, _REPORT.encode()))
 
 
 def _head(path: Path) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -26,8 +25,6 @@ _TRAINING: Final = 2
 _CAST_LIKE: Final = 15
 _FLOAT, _INT32, _INT64 = 1, 6, 7
 """ONNX's numbers of types."""
-_MOST_BYTES: Final = (2 << 30) - (1 << 20)
-"""Of one protobuf message."""
 
 
 def draws(kind: str, domain: str, *, training: bool) -> bool:
@@ -53,32 +50,35 @@ def _may_draw(nodes: onnx.GraphProto | onnx.FunctionProto) -> bool:
     )
 
 
-def with_fixed_draws(model: Path | bytes) -> Path | bytes:
-    """The model with tables in place of random ops; as it is where it cannot have them.
+def fix_draws(proto: onnx.ModelProto, folder: str = "") -> bool:
+    """Put tables in place of random ops; returns whether there were any.
 
-    Those are models of an operation set before 13, and larger ones than a protobuf message.
+    A model of an operation set before 13 stays as it is.
+
+    Args:
+        proto: The model, which is changed. Its weights may lie in files.
+        folder: That of these files.
     """
-    import onnx
-
-    given = onnx.load if isinstance(model, Path) else onnx.load_from_string
-    proto: onnx.ModelProto = given(model)  # pyright: ignore[reportArgumentType]
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
-    if opset < FIXED_FROM or proto.ByteSize() > _MOST_BYTES:
-        return model
+    if opset < FIXED_FROM:
+        return False
     numbers = count()
     for nodes in (proto.graph, *proto.functions):
-        _fix(nodes, opset, numbers)
-    return proto.SerializeToString() if next(numbers) else model
+        _fix(nodes, opset, numbers, folder)
+    return next(numbers) > 0
 
 
 def _fix(
-    graph: onnx.GraphProto | onnx.FunctionProto, opset: int, numbers: Iterator[int]
+    graph: onnx.GraphProto | onnx.FunctionProto,
+    opset: int,
+    numbers: Iterator[int],
+    folder: str,
 ) -> None:
-    true = _true_constants(graph)
+    true = _true_constants(graph, folder)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         for body in _bodies(node):
-            _fix(body, opset, numbers)
+            _fix(body, opset, numbers, folder)
         training = len(node.input) > _TRAINING and node.input[_TRAINING] in true
         if draws(node.op_type, node.domain, training=training):
             nodes += _Table(node, next(numbers), opset).nodes()
@@ -88,7 +88,9 @@ def _fix(
     graph.node.extend(nodes)
 
 
-def _true_constants(graph: onnx.GraphProto | onnx.FunctionProto) -> frozenset[str]:
+def _true_constants(
+    graph: onnx.GraphProto | onnx.FunctionProto, folder: str
+) -> frozenset[str]:
     """Names of the graph's constants that are True."""
     from onnx import TensorProto, numpy_helper
 
@@ -96,7 +98,7 @@ def _true_constants(graph: onnx.GraphProto | onnx.FunctionProto) -> frozenset[st
     stated = (node for node in graph.node if node.op_type == "Constant")
     given |= {n.output[0]: a.t for n in stated for a in n.attribute if a.name == "value"}
     flags = (n for n, t in given.items() if t.data_type == TensorProto.BOOL and not t.dims)
-    return frozenset(n for n in flags if bool(numpy_helper.to_array(given[n])))
+    return frozenset(n for n in flags if bool(numpy_helper.to_array(given[n], folder)))
 
 
 def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -442,10 +442,7 @@ def without_links(model: Path | bytes) -> Generator[Path | bytes]:
         yield model
         return
     with staging() as folder:
-        for part in (Path(model.name), *names):
-            there = folder / part
-            there.parent.mkdir(parents=True, exist_ok=True)
-            _place((model.parent / part).resolve(), there)
+        place_files(model.parent, (Path(model.name), *names), folder)
         yield folder / model.name
 
 
@@ -459,8 +456,12 @@ def _names(model: Path) -> list[Path]:
     return [n for n in names if ".." not in n.parts]
 
 
-def _place(file: Path, there: Path) -> None:
-    try:
-        os.link(file, there)
-    except OSError:
-        shutil.copyfile(file, there)
+def place_files(source: Path, names: Iterable[str | Path], folder: Path) -> None:
+    """Link files of these names into ``folder``; to another file system they are copied."""
+    for name in names:
+        file, there = (source / name).resolve(), folder / name
+        there.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(file, there)
+        except OSError:
+            shutil.copyfile(file, there)
