@@ -53,6 +53,7 @@ class CommandFiles:
         self._before: dict[Path, tuple[int, int] | None] = {}
         self._outputs: dict[Path, str] = {}
         self._kept: list[Path] = []
+        self._accepted = False
 
     def read(self, role: str, *paths: str | Path | None) -> None:
         """Declare inputs; None declares nothing.
@@ -112,16 +113,16 @@ class CommandFiles:
         """Raise UsageError if outputs exist that must not be replaced; names all of them."""
         if self._kept:
             raise exists(*self._kept)
-
-    def withdraw(self, path: Path) -> None:
-        """Say that an output is refused by its name: a file there is no earlier output."""
-        self._before.pop(path, None)
+        self._accepted = True
 
     def stale(self) -> tuple[Path, ...]:
         """Outputs that existed before the command and that it did not replace.
 
-        A file that the command also reads is an input of the user's, not an old output.
+        A file that the command also reads is an input of the user's, not an old output. There
+        are none where the command was refused for the names of its files.
         """
+        if not self._accepted:
+            return ()
         read = {claim.identity for claim in self._claims if not claim.written}
         return tuple(
             path
