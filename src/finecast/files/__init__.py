@@ -311,32 +311,6 @@ def _check_parent(path: Path) -> None:
         ) from error
 
 
-def publish_folder(staged: Path, path: Path) -> None:
-    """Rename a finished folder to ``path``; what was there is put back if that fails.
-
-    ``staged`` lies in a temporary folder beside ``path``. What was at ``path`` is moved into
-    that temporary folder, to be deleted with it.
-
-    Raises:
-        OSError: If it cannot be renamed.
-    """
-    before = staged.with_name(f"{staged.name}.before")
-    if path.exists():
-        path.replace(before)
-    try:
-        staged.replace(path)
-    except OSError:
-        if before.exists():
-            before.replace(path)
-        raise
-
-
-def folder_files(folder: Path, *, leave_out: Sequence[str] = ()) -> list[Path]:
-    """All files in a folder, in the order of their names."""
-    found = (p for p in folder.rglob("*") if p.is_file() and p.name not in leave_out)
-    return sorted(found)
-
-
 @contextmanager
 def suffix_in_lower_case(path: Path) -> Generator[Path]:
     """A path to the file with its suffix in lower case: some libraries reject ``.KERAS``.
