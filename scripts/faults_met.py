@@ -53,17 +53,13 @@ def met(path: Path) -> set[str]:
     from finecast.frontends import openvino as openvino_frontend
     from finecast.frontends.exact_casts import FAULT as CASTS
     from finecast.frontends.onnx.miscomputed import miscomputed_ops
-    from finecast.frontends.onnx.opset import misread, opset_of
     from finecast.frontends.openvino.confused import FAULT as TIED
     from finecast.frontends.openvino.confused import confused_products
     from finecast.native.source import AS_IT_IS
 
     file = frontend.load(path)
     kinds = {node.op_type for node in file.model.graph.all_nodes()}
-    found = {fault for _, fault in miscomputed_ops(file.model.graph)}
-    for node in misread(file.model, opset_of(file.model))[0]:
-        reduces = node.op_type.startswith("Reduce")
-        found.add("openvino-reduce-axes" if reduces else "openvino-softmax-11")
+    found = {fault for _, fault in miscomputed_ops(file.model, lambda: file.model)}
     conditions = {
         "onnx-upsample": "Upsample" in kinds,
         CASTS: _rounds_before_casts(file),

@@ -152,6 +152,8 @@ def test_stale_is_what_was_there_and_was_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "staged").write_text("of now")
     (tmp_path / "staged").replace(tmp_path / "replaced")
     (tmp_path / "new").write_text("of now")
+    assert files.stale() == ()  # nothing was begun: the names may still be refused
+    files.check_replaced()
     assert files.stale() == (tmp_path / "kept",)
 
 

@@ -27,7 +27,9 @@ VERBS: dict[str, tuple[Callable[..., Any], type]] = {
     "diff": (api.diff, keywords.ReadingKeywords),
 }
 if find_spec("finecast_neuron") is not None:
-    VERBS["ladder"] = (finecast.ladder, keywords.LadderKeywords)
+    from finecast_neuron.api import LadderKeywords
+
+    VERBS["ladder"] = (finecast.ladder, LadderKeywords)
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -112,6 +112,7 @@ class ConvertKeywords(ApplyKeywords, total=False):
     """Of ``convert``."""
 
     user_rules: Mapping[str, UserRule] | None
+    plan_out: str | Path | None
     lock: bool
 
 
@@ -178,12 +179,6 @@ class BlameKeywords(AccuracyKeywords, total=False):
 
     check: Check | str | None
     max_error: float | None
-
-
-class LadderKeywords(
-    WritingKeywords, JudgingKeywords, OpeningKeywords, LimitKeywords, total=False
-):
-    """Of ``ladder``."""
 
 
 class ProfileKeywords(SizedKeywords, LoadKeywords, total=False):

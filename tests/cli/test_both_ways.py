@@ -177,6 +177,20 @@ def test_a_plan_is_applied_alike(net: Path, capsys: pytest.CaptureFixture[str]) 
     assert len({path.read_bytes() for path in low}) == 1
 
 
+def test_a_plan_is_written_alike(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    low = [net.with_name(f"low{n}.onnx") for n in range(2)]
+    plans = [path.with_suffix(".json") for path in low]
+    words = ["convert", str(net), "-o", str(low[0]), "--plan-out", str(plans[0]), "--json"]
+    assert main(words) == 0, capsys.readouterr()
+    done = finecast.convert(net, low[1], plan_out=plans[1])
+    assert done.plan_out == plans[1]
+    assert plans[0].read_text() == plans[1].read_text() == done.plan.to_json()
+    with pytest.raises(finecast.UsageError, match="outputs exist"):
+        finecast.convert(net, low[1], plan_out=plans[1])
+    with pytest.raises(finecast.UsageError, match="are the same file"):
+        finecast.convert(net, low[1], plan_out=net, force=True)
+
+
 @pytest.mark.parametrize("verb", ["apply", "convert", "inspect", "tune"])
 def test_an_option_has_one_default(verb: str) -> None:
     """Options of both have the default of the dataclass that states them."""

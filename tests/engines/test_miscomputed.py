@@ -83,6 +83,16 @@ NETS = {
         19,
         f"{IMAGE} {{ y = MaxPool<kernel_shape=[1, 1], strides = [2, 2], ceil_mode = 1>(x)",
     ),
+    "reduced": (
+        "openvino-reduce-axes",
+        13,
+        "float[2,3,4] x) => (float[2,1,4] y) { y = ReduceL1<axes = [1]>(x)",
+    ),
+    "softmax": (
+        "openvino-softmax-11",
+        11,
+        "float[2,3,4] x) => (float[2,3,4] y) { y = Softmax<axis = 1>(x)",
+    ),
     "padded": (
         "openvino-max-pool-ceil",
         19,
@@ -142,6 +152,43 @@ def test_the_next_engine_is_tried(tmp_path: Path) -> None:
     assert done.verified.engine == "onnxruntime"
     with pytest.raises(ModelError, match="openvino-dft-onesided"):
         finecast.convert(tmp_path / "net.onnx", tmp_path / "low.xml", "none")
+
+
+@pytest.mark.parametrize("kind", ["reduced", "softmax"])
+def test_a_model_of_an_old_opset_is_not_rewritten_for_another_engine(
+    kind: str, tmp_path: Path
+) -> None:
+    """It was taken at a later opset, whichever engine ran it."""
+    _, model, feeds = net(kind)
+    onnx.save(model, tmp_path / "net.onnx")
+    opened = finecast.load(tmp_path / "net.onnx")
+    assert opened.path == tmp_path / "net.onnx"
+    done = finecast.convert(opened, tmp_path / "low.onnx", "none", data=feeds)
+    assert done.verified.engine == "onnxruntime"
+    assert not [text for text in done.warnings if "opset" in text]
+    opsets = [onnx.load(tmp_path / name).opset_import for name in ("net.onnx", "low.onnx")]
+    assert opsets[0] == opsets[1]
+
+
+@pytest.mark.parametrize(
+    ("opset", "op"),
+    [(18, "y = ReduceL1(x, axes)"), (13, "y = ReduceL2<axes = [1]>(x)"),
+     (11, "y = Softmax<axis = 3>(x)"), (11, "y = Softmax<axis = -1>(x)"),
+     (11, "h = MatMul(x, w)\n y = Softmax<axis = 3>(h)")],
+)  # fmt: skip
+@pytest.mark.parametrize("in_file", [False, True])
+def test_opsets_that_it_reads_right_are_given_to_it(
+    opset: int, op: str, in_file: bool, tmp_path: Path
+) -> None:
+    """The axis of a Softmax is told from weights, too, which engines read last."""
+    constants = "<int64[1] axes = {1}>" if "axes)" in op else ""
+    constants = "<float[4,2] w = {1, 2, 3, 4, 5, 6, 7, 8}>" if "w)" in op else constants
+    text = f"net (float[1,2,5,4] x) => (float[a,b,c,d] y) {constants} {{ {op} }}"
+    model = parse(text, opset=opset)
+    model.ir_version = min(model.ir_version, 13)
+    onnx.save(model, tmp_path / "net.onnx")
+    stated = tmp_path / "net.onnx" if in_file else model.SerializeToString()
+    assert get_engine("openvino").load(stated).outputs
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from finecast.errors import EngineError, ModelError
 from finecast.files import digest
 from finecast.frontends.onnx import load
 from finecast.frontends.onnx.opset import NEWEST_IR, NEWEST_OPSET, stated_for_engines
-from finecast.numbers.formats import Format
 from tests.frontends.tools import parse, tensor
 
 RNG = np.random.default_rng(0)
@@ -88,52 +87,6 @@ def test_the_engine_says_which_versions_to_state(tmp_path: Path) -> None:
     net = written(tmp_path / "net.onnx", "Relu")
     with pytest.raises(EngineError, match=r"IR version: 14.*ir_version of onnx\.helper"):
         get_engine("onnxruntime").load(net)
-
-
-MISREAD = {
-    "ReduceL1": (13, 18, "y = ReduceL1<axes = [1]>(m)"),
-    "ReduceLogSum": (14, 18, "y = ReduceLogSum<axes = [0, 2], keepdims = 0>(m)"),
-    "Softmax": (11, 13, "y = Softmax<axis = 1>(m)"),
-}
-
-
-@pytest.mark.parametrize("kind", MISREAD)
-def test_a_model_at_an_opset_that_openvino_misreads_is_taken_at_another(
-    kind: str, tmp_path: Path
-) -> None:
-    if not installed("openvino"):
-        pytest.skip("OpenVINO is not installed")
-    opset, taken, op = MISREAD[kind]
-    shape = {"ReduceL1": "2,1,4", "ReduceLogSum": "3", "Softmax": "2,3,4"}[kind]
-    text = f"net (float[2,3,4] x) => (float[{shape}] y) {{ m = Mul(x, x)\n {op} }}"
-    net = tmp_path / "net.onnx"
-    onnx.save(parse(text, opset=opset), net)
-    x = RNG.normal(size=(2, 3, 4)).astype(np.float32)
-    done = finecast.convert(
-        net, tmp_path / "low.onnx", "all:bf16", engine="openvino", data={"x": x}
-    )
-    said = f"OpenVINO misreads {kind} at opset {opset}: the model is taken at opset {taken}"
-    assert said in done.warnings
-    wanted: Any
-    got: Any
-    (wanted,) = get_engine("onnxruntime").load(net).run({"x": x}).values()
-    (got,) = get_engine("openvino").load(tmp_path / "low.onnx").run({"x": x}).values()
-    np.testing.assert_allclose(got, wanted, rtol=8 * Format.BF16.unit_roundoff, atol=0.01)
-
-
-@pytest.mark.parametrize(
-    ("opset", "op"),
-    [(18, "y = ReduceL1(m, axes)"), (13, "y = ReduceL2<axes = [1]>(m)"),
-     (11, "y = Softmax<axis = 2>(m)"), (11, "y = Softmax<axis = -1>(m)")],
-)  # fmt: skip
-def test_what_every_engine_reads_stays_at_its_opset(
-    opset: int, op: str, tmp_path: Path
-) -> None:
-    axes = "<int64[1] axes = {1}>" if "axes)" in op else ""
-    text = f"net (float[2,3,4] x) => (float[a,b,c] y) {axes} {{ m = Mul(x, x)\n {op} }}"
-    onnx.save(parse(text, opset=opset), tmp_path / "net.onnx")
-    file = load(tmp_path / "net.onnx")
-    assert stated_for_engines(file) is file
 
 
 @pytest.mark.parametrize("slopes", ["stored", "computed"])

@@ -14,12 +14,11 @@ from finecast.cli.common import (
     Placing,
     Trusted,
     Written,
-    files_of,
-    open_model,
     telling_stale,
 )
 from finecast.cli.convert import report
 from finecast.cli.output import warn
+from finecast.files import CommandFiles
 from finecast.progress import shown
 
 
@@ -44,17 +43,10 @@ def run(
     from finecast import api
     from finecast.devices.emulation import TF32_NOTE
 
-    files = files_of(model, data, force=written.force)
-    files.read("PLAN", plan)
+    files = CommandFiles(force=written.force)
     with telling_stale(files), shown("applying"):
-        result = api.apply(
-            plan,
-            open_model(files, model, written, how, engine=running.engine, data=data),
-            written,
-            data=data,
-            engine=running.engine,
-            verify=running.verify,
-        )
+        run = api.on_data(running, data)
+        result = api.applied(plan, model, written, run, how, files)
     if "tf32" in result.plan.counts:
         warn(TF32_NOTE)
     report(result, as_json=as_json)

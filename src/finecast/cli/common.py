@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -13,14 +13,10 @@ from finecast.cli.groups import Only
 from finecast.cli.output import warn
 from finecast.data.criterion import Criterion
 from finecast.data.sources import DataOptions
-from finecast.errors import UsageError
 from finecast.files import CommandFiles
 from finecast.files.locks import OutputBusyError
 from finecast.native.artefact import Destination
 from finecast.native.model import ReadOptions, RunOptions
-
-if TYPE_CHECKING:
-    from finecast.native.model import OpenedModel
 
 Model = Annotated[
     Path,
@@ -31,7 +27,9 @@ Model = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Written = Annotated[Destination, Only(required=("path",))]
+_PLACES: Final = ("path", "force", "external_data")
+Written = Annotated[Destination, Only(*_PLACES, required=("path",))]
+WrittenWithPlan = Annotated[Destination, Only(*_PLACES, "plan_out", required=("path",))]
 Read = Annotated[ReadOptions, Only("from_type", "freeze_inputs", "trust")]
 Trusted = Annotated[ReadOptions, Only("trust")]
 Run = Annotated[RunOptions, Only("engine", "verify", "lock")]
@@ -45,61 +43,6 @@ EVALUATION: Final = (*_SAMPLES, "metric", "evaluate", "lower_is_better", "of", "
 """Options of data on which a model is evaluated."""
 Evaluation = Annotated[DataOptions, Only(*EVALUATION)]
 Kept = Annotated[Criterion, Only("kind", "tolerance", "max_drop", "keep")]
-PlanOut = Annotated[
-    Path | None, typer.Option(metavar="FILE.json", help="Write the plan here too.")
-]
-
-
-def open_model(
-    files: CommandFiles,
-    model: Path,
-    written: Destination,
-    how: ReadOptions,
-    *,
-    engine: str | None = None,
-    data: DataOptions | None = None,
-) -> OpenedModel:
-    """Open the model, once the output is known to overwrite nothing that is read.
-
-    Args:
-        files: The command's files; the output and the model's external data are declared.
-        model: The model that is read.
-        written: The model that is written.
-        how: How the model is read.
-        engine: Like ``data`` an option that some kinds of models do not take.
-        data: Samples of the model's inputs, or sizes of random feeds.
-
-    Raises:
-        UsageError: If a file cannot be written or must not be replaced, or an option does not
-            apply to the model.
-    """
-    from finecast import api
-    from finecast.native.opening import check_options, check_output_name, written_with
-
-    if written.path is None:
-        return api.load(model, trust=how.trust, freeze_inputs=how.freeze_inputs)
-    result = written_with(model, written)
-    files.write("--output", written.path, beside=result.beside, folder=result.folder)
-    try:
-        check_output_name(model, written.path)
-    except UsageError:
-        files.withdraw(written.path)
-        raise
-    options: dict[str, object] = {
-        "--engine": engine,
-        "--data": data is not None and data.given,
-        "--batch": data is not None and data.batch,
-        "--dim": data is not None and data.dims,
-        "--from-type": how.from_type,
-        "--external-data/--one-file": written.external_data is not None,
-    }
-    files.check_replaced()
-    check_options(model, options, output=written.path)
-    file = api.load(
-        model, trust=how.trust, freeze_inputs=how.freeze_inputs, output=written.path
-    )
-    files.read("MODEL's external data", *file.external)
-    return file
 
 
 def warn_stale(paths: Sequence[Path]) -> None:
@@ -122,14 +65,3 @@ def telling_stale(files: CommandFiles) -> Generator[None]:
         warn(*(f"{path} was written whole before what follows" for path in files.replaced()))
         warn_stale(files.stale())
         raise
-
-
-def files_of(
-    model: Path, data: DataOptions, rules: Sequence[Path] = (), *, force: bool
-) -> CommandFiles:
-    """The files of a command that reads ``model``, ``data``, and files of rules."""
-    files = CommandFiles(force=force)
-    files.read("MODEL", model)
-    for role, path in (*data.reads, *(("--rules", file) for file in rules)):
-        files.read(role, path)
-    return files

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from finecast.cli.common import (
     ComparedSamples,
     Json,
     Model,
-    PlanOut,
     Read,
     Run,
-    Written,
-    files_of,
-    open_model,
+    WrittenWithPlan,
     telling_stale,
 )
 from finecast.cli.output import Verbatim, add_row, new_table, warn, write_json, write_table
@@ -30,7 +28,7 @@ from finecast.cli.policy_options import (
     user_rules,
 )
 from finecast.devices.choice import choose
-from finecast.files import write_text
+from finecast.files import CommandFiles
 from finecast.naming import left_out, number_of
 from finecast.progress import shown
 
@@ -44,7 +42,7 @@ _MOST_LINES: Final = 8
 def run(
     model: Model,
     how: Read,
-    written: Written,
+    written: WrittenWithPlan,
     casting: Casting,
     narrowing: Narrowing,
     ranges: Ranges,
@@ -53,7 +51,6 @@ def run(
     device: OfDevice,
     running: Run,
     target: Target = None,
-    plan_out: PlanOut = None,
     as_json: Json = False,
 ) -> None:
     """Cast a model by a policy, verify and save it.
@@ -80,29 +77,12 @@ def run(
     from finecast import api
 
     choice = narrowed(choose(casting.request(target), device), narrowing, ranges)
-    files = files_of(model, data, rule_files(rules), force=written.force)
-    files.write("--plan-out", plan_out)
-    with (
-        telling_stale(files),
-        shown("converting") as told,
-        files.locked() as removed,
-    ):
-        warn(*removed)
-        result = api.convert(
-            open_model(files, model, written, how, engine=running.engine, data=data),
-            written,
-            choice.policy,
-            data=data,
-            engine=running.engine,
-            target=choice.emulation,
-            progress=told,
-            user_rules=user_rules(rules),
-            verify=running.verify,
-            lock=running.lock,
-            from_type=how.from_type,
-        )
-        if plan_out is not None:
-            write_text(plan_out, result.plan.to_json())
+    files = CommandFiles(force=written.force)
+    files.read("--rules", *rule_files(rules))
+    with telling_stale(files), shown("converting") as bar:
+        run = replace(api.on_data(running, data), device=choice.emulation, progress=bar)
+        run = replace(run, user_rules=user_rules(rules))
+        result = api.converted(model, written, choice.policy, run, how, files)
     warn(*choice.told(set(result.plan.formats.values())))
     report(result, as_json=as_json)
 

@@ -58,7 +58,6 @@ def run(
       finecast explain m.onnx /encoder/Softmax --auto-cast-type fp16
     """
     from finecast import api
-    from finecast.native.opening import check_options
 
     engine, from_type = running.engine, how.from_type
     if plan is not None:
@@ -66,8 +65,6 @@ def run(
         groups = casting, narrowing, ranges, rules, *device, data
         _refuse_beside_plan([*given_in(*groups), *(o for o, v in whole.items() if v)])
     choice = narrowed(choose(casting.request(target), device), narrowing, ranges)
-    stated_options = {"--engine": engine, "--from-type": from_type}
-    check_options(model, {**stated_options, "--data": data.given, "--batch": data.batch})
     found = api.explain(
         model,
         node,

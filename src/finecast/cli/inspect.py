@@ -31,13 +31,9 @@ def run(
       finecast inspect model.onnx --data val.npz --auto-cast-type fp16
     """
     from finecast import api
-    from finecast.native.opening import check_options
     from finecast.rules.policy import low_format
 
     low = low_format(auto_cast_type)
-    check_options(
-        model, {"--data": data.given, "--dim": data.dims, "--from-type": how.from_type}
-    )
     with shown("inspecting"):
         census = api.inspect(
             model,

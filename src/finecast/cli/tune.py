@@ -15,8 +15,6 @@ from finecast.cli.common import (
     Model,
     Read,
     Written,
-    files_of,
-    open_model,
     telling_stale,
     warn_stale,
 )
@@ -36,10 +34,8 @@ from finecast.data.sources import DataOptions
 from finecast.devices.choice import choose
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles
-from finecast.measure.study import Study, journals
-from finecast.naming import number_of
+from finecast.measure.study import Study
 from finecast.native.artefact import Destination
-from finecast.native.lock import lock_files
 from finecast.native.model import ReadOptions
 from finecast.native.opening import plan_beside, study_beside
 from finecast.progress import shown
@@ -47,7 +43,6 @@ from finecast.rules.policy import Policy
 from finecast.tuning.goal import Execution, Goal, TuneRequest
 
 if TYPE_CHECKING:
-    from finecast.native.model import OpenedModel
     from finecast.tuning.result import Result
 
 Records = Annotated[
@@ -104,14 +99,8 @@ def run(
     assert output is not None
     plan, study = plan_beside(output), study_beside(output)
     written = _replacing(source, how, written, plan, study, resume=request.resume)
-    files = files_of(source, data, rule_files(rules), force=written.force)
-    files.read("--start", request.start if isinstance(request.start, Path) else None)
-    files.write("the plan", plan)
-    for path in lock_files(output) if request.lock else ():
-        files.write("the lock", path)
-    files.write("--report", request.report)
-    model = open_model(files, source, written, how, engine=running.engine)
-    files.write("the study", study, beside=journals(study), replaces=False)
+    files = CommandFiles(force=written.force)
+    files.read("--rules", *rule_files(rules))
     request = replace(
         request,
         data=data,
@@ -121,11 +110,10 @@ def run(
         device=choice.emulation,
         user_rules=user_rules(rules),
         study=study,
-        plan_out=plan,
         execution=execution,
     )
     request = replace(request, resume=request.resume and _has_trials(study))
-    outcome = _searched(files, model, written, how, request)
+    outcome = _searched(files, source, written, how, request)
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
     write_report(outcome, outcome.comparison, as_json=as_json)
     return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
@@ -173,20 +161,19 @@ def _has_trials(study: Path) -> bool:
 
 def _searched(
     files: CommandFiles,
-    model: OpenedModel,
+    source: Path,
     written: Destination,
     how: ReadOptions,
     request: TuneRequest,
 ) -> Result:
     from finecast import api
 
-    assert request.study is not None
     with (
         telling_stale(files),
-        _interruptible(request.study, model.digest),
+        _interruptible(),
         shown("tuning") as bar,
     ):
-        return api.tuned(model, written, replace(request, progress=bar), how)
+        return api.tuned(source, written, replace(request, progress=bar), how, files)
 
 
 def _warn(outcome: Result, notes: Sequence[str], request: TuneRequest) -> None:
@@ -202,15 +189,14 @@ def _warn(outcome: Result, notes: Sequence[str], request: TuneRequest) -> None:
 
 
 @contextmanager
-def _interruptible(study: Path, model: str) -> Generator[None]:
+def _interruptible() -> Generator[None]:
     """On Ctrl-C, say how many trials of the model the study keeps and how to go on."""
     try:
         yield
     except KeyboardInterrupt as error:
-        kept = Study(study).count(model) if study.exists() else 0
+        kept = "; ".join(getattr(error, "__notes__", ()))
         advice = (
-            f"{study} keeps {number_of(kept, 'trial')}: the same command with"
-            " --resume goes on from there"
+            f"{kept}: the same command with --resume goes on from there"
             if kept
             else "no trial was finished, nothing was written"
         )

@@ -266,12 +266,6 @@ def planned(request: CastRequest, base: Emulation, notes: tuple[str, ...] = ()) 
     )
 
 
-def explicit(emulation: Emulation) -> Emulation:
-    """The device under the same options, but that its compiler casts nothing."""
-    relayout = explicit_casts(emulation.target.name).relayout
-    return replace(emulation, scope=Scope.NONE, relayout=relayout)
-
-
 def format_notes(emulation: Emulation) -> dict[Format, str]:
     """What to know of the emulation's format, if a plan has it."""
     fmt = emulation.format

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
     import onnx
+    import onnx_ir as ir
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +110,21 @@ def read_source(model: Path | bytes) -> ModelSource:
         steps=tuple(_step(node) for node in proto.graph.node),
         depth=_depth(proto.graph),
         opset=next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0),
-        miscomputed=miscomputed(proto.graph),
+        miscomputed=miscomputed(proto, partial(_whole, model)),
         rounded=frozenset(_rounded(proto.graph)),
         data=data,
         draws=may_draw(proto),
     )
+
+
+def _whole(model: Path | bytes) -> ir.Model:
+    """The model with its weights, or the places of those that lie in other files."""
+    import onnx
+    import onnx_ir as ir
+
+    if isinstance(model, Path):
+        return ir.load(model)
+    return ir.serde.deserialize_model(onnx.ModelProto.FromString(model))
 
 
 _MOST_BYTES: Final = (2 << 30) - (1 << 20)

@@ -54,6 +54,7 @@ class CommandFiles:
         self._before: dict[Path, tuple[int, int] | None] = {}
         self._outputs: dict[Path, str] = {}
         self._kept: list[Path] = []
+        self._accepted = False
 
     def read(self, role: str, *paths: str | Path | None) -> None:
         """Declare inputs; None declares nothing.
@@ -113,16 +114,16 @@ class CommandFiles:
         """Raise UsageError if outputs exist that must not be replaced; names all of them."""
         if self._kept:
             raise exists(*self._kept)
-
-    def withdraw(self, path: Path) -> None:
-        """Say that an output is refused by its name: a file there is no earlier output."""
-        self._before.pop(path, None)
+        self._accepted = True
 
     def stale(self) -> tuple[Path, ...]:
         """Outputs that existed before the command and that it did not replace.
 
-        A file that the command also reads is an input of the user's, not an old output.
+        A file that the command also reads is an input of the user's, not an old output. There
+        are none where the command was refused for the names of its files.
         """
+        if not self._accepted:
+            return ()
         read = {claim.identity for claim in self._claims if not claim.written}
         return tuple(
             path
@@ -309,32 +310,6 @@ def _check_parent(path: Path) -> None:
             where=str(folder),
             fix="create it or choose another",
         ) from error
-
-
-def publish_folder(staged: Path, path: Path) -> None:
-    """Rename a finished folder to ``path``; what was there is put back if that fails.
-
-    ``staged`` lies in a temporary folder beside ``path``. What was at ``path`` is moved into
-    that temporary folder, to be deleted with it.
-
-    Raises:
-        OSError: If it cannot be renamed.
-    """
-    before = staged.with_name(f"{staged.name}.before")
-    if path.exists():
-        path.replace(before)
-    try:
-        staged.replace(path)
-    except OSError:
-        if before.exists():
-            before.replace(path)
-        raise
-
-
-def folder_files(folder: Path, *, leave_out: Sequence[str] = ()) -> list[Path]:
-    """All files in a folder, in the order of their names."""
-    found = (p for p in folder.rglob("*") if p.is_file() and p.name not in leave_out)
-    return sorted(found)
 
 
 @contextmanager

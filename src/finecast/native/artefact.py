@@ -37,6 +37,8 @@ class Destination:
         force: Whether existing files may be replaced.
         external_data: Whether tensors go to ``NAME.data`` beside the model; None for where
             the source had them, or where they do not fit one file.
+        plan_out: Where the plan is written, too; None for nowhere, and beside the model by
+            ``tune``, which writes it only with a model.
     """
 
     path: Path | None = Option(
@@ -53,6 +55,9 @@ class Destination:
         " model came, and beside it from 1.8 GB on.",
         flags=("--external-data/--one-file",),
         kind=bool,
+    ).field(None)
+    plan_out: Path | None = Option(
+        help="Write the plan here too.", metavar="FILE.json", kind=Path, convert=path_of
     ).field(None)
 
     def __post_init__(self) -> None:

@@ -12,7 +12,6 @@ from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.rules.base import (
     ANY,
-    KEEP,
     UNFIT,
     WAIVED,
     Context,
@@ -180,52 +179,3 @@ def _reason(rule: Rule, verdict: Ruling, *, waived: bool) -> Reason:
         permits=tuple(sorted(f.label for f in verdict.permits)),
         evidence=verdict.evidence,
     )
-
-
-# ------------------ the rules for compiled training graphs: sums, norms and softmax may be low
-#
-# Inductor's and ATen's kernels accumulate in fp32 whatever they read, and keep statistics in
-# fp32. A sum, a norm or a softmax of low values therefore rounds its result once, as every
-# other op does. If it had to read fp32, an activation or a gradient that products read in a
-# low format would be stored twice. This holds only for formats with fp32's exponent range, in
-# which the stored sum cannot overflow earlier.
-
-_SUMS_IN_FP32: Final = frozenset(
-    {
-        *("reduce_sum", "reduce_mean", "softmax", "softmax_backward"),
-        *("batch_norm_training", "batch_norm_backward", "layer_norm", "layer_norm_backward"),
-        # Without its gradient: Inductor decomposes that into products with rounded results.
-        "group_norm",
-    }
-)
-
-
-def _except_sums(rule: Rule) -> Rule:
-    """``rule``, but without an opinion on ops that sum in fp32."""
-
-    def judge(node: Node, context: Context) -> Ruling | None:
-        wide = context.low.exponent_bits == Format.FP32.exponent_bits
-        if wide and node.op in _SUMS_IN_FP32:
-            return None
-        return rule.judge(node, context)
-
-    return Rule(name=rule.name, judge=judge, hard=rule.hard)
-
-
-def _judge_lookups(node: Node, context: Context) -> Ruling | None:
-    """A table's gradient is summed in fp32 and is the gradient of an fp32 parameter.
-
-    Rounded in between it would be in memory twice, for no gain.
-    """
-    if node.op != "embedding_backward":
-        return None
-    return Ruling(
-        permits=KEEP,
-        text=f"it is summed in fp32, and widened at once if it is {context.low.label}",
-    )
-
-
-TRAINING_RULES: Final[tuple[Rule, ...]] = (
-    *(_except_sums(rule) if rule in (TIER, DEPTH) else rule for rule in RULES),
-    Rule(name="lookups", judge=_judge_lookups),
-)

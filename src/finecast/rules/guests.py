@@ -45,8 +45,6 @@ class Guest:
 
 FINECAST: Final = "finecast"
 """The rule set that is finecast's own."""
-TRAINING: Final = "training"
-"""Finecast's own rules for the graphs of forward and backward pass together."""
 GUESTS: Final[Mapping[str, str]] = {
     name: reference for plugin in plugins() for name, reference in plugin.rule_sets.items()
 }
@@ -60,10 +58,10 @@ def guest_of(name: str) -> Guest:
 
 
 def rule_set_of(name: str) -> str:
-    """The rule set that users name: finecast's own for inference or training, or a guest's.
+    """The rule set that users name: finecast's own, or a guest's.
 
     Raises:
         UsageError: If there is none of that name.
     """
-    known = (FINECAST, TRAINING, *GUESTS)
+    known = (FINECAST, *GUESTS)
     return look_up(name, {n: n for n in known}, what="rule set", where="rule_set")

@@ -281,7 +281,6 @@ class TuneRequest:
         user_rules: Rule functions by name.
         study: The file in which trials are kept.
         resume: Whether trials in that file count.
-        plan_out: Where the plan is written if the model improved; None for nowhere.
         report: Where the report is written, as a page (.html), its picture of all plans (.svg)
             or its data (.json).
         start: A plan of this model, or of an earlier version of it, that is tried first.
@@ -298,12 +297,6 @@ class TuneRequest:
     engine: str | None = ENGINE_OPTION.field(None)
     device: Emulation | None = None
     user_rules: Mapping[str, UserRule] = RULES_OPTION.field({})
-    plan_out: Path | None = Option(
-        help="The plan; default OUTPUT with .plan.json: m.plan.json for m.onnx,"
-        " m.pt2.plan.json for m.pt2, m.saved_model.plan.json for a folder m.",
-        kind=Path,
-        convert=path_of,
-    ).field(None)
     study: Path | None = Option(
         help="Keep trials here; default beside the plan: m.study.db for m.onnx,"
         " m.xml.study.db for m.xml. It may hold trials of several models; only one run at a"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
@@ -13,17 +13,22 @@ from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
 from finecast.data.sources import Data, DataOptions
 from finecast.devices.emulation import Emulation
-from finecast.keywords import LadderKeywords
+from finecast.files import CommandFiles
+from finecast.keywords import AccuracyKeywords, WritingKeywords
 from finecast.native.artefact import Destination
 from finecast.native.model import ReadOptions
-from finecast.progress import Progress, reporting
+from finecast.progress import Progress, reporting, silent
 from finecast.rules.policy import Policy
 from finecast_neuron.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
 
 
+class LadderKeywords(WritingKeywords, AccuracyKeywords, total=False):
+    """Of ``ladder``."""
+
+
 @checked(
     *(Destination, Criterion, DataOptions, ReadOptions),
-    without=("dims", "groups", "baseline", "confidence", "score_range"),
+    without=("dims", "groups", "baseline", "confidence", "score_range", "plan_out"),
 )
 def ladder(
     model: Model,
@@ -53,32 +58,71 @@ def ladder(
     Raises:
         FinecastError: If the model cannot be emulated, or its metric is no number.
     """
+    stated = group_of(DataOptions, options, data=data)
+    request = LadderRequest(
+        rungs=rungs,
+        data=stated,
+        criterion=api.uncertified(options),
+        per_op=per_op,
+        formats=formats,
+    )
     written = group_of(Destination, options, path=output)
-    stated = group_of(DataOptions, options, data=data).loaded()
-    kept = api.uncertified(options)
-    given, files = api.declared(model, group_of(ReadOptions, options), written, stated)
-    with reporting(progress, "ladder") as report, files.locked():
+    with reporting(progress, "ladder") as report:
+        how = group_of(ReadOptions, options)
+        return walked(model, replace(request, progress=report), written, how)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LadderRequest:
+    """What ``ladder`` is asked for, as values; its arguments say what they are."""
+
+    rungs: Sequence[Rung]
+    data: DataOptions
+    criterion: Criterion
+    per_op: bool = True
+    formats: tuple[Emulation, Policy] | None = None
+    progress: Progress = silent
+
+
+def walked(
+    model: Model,
+    request: LadderRequest,
+    written: Destination,
+    how: ReadOptions,
+    files: CommandFiles | None = None,
+) -> LadderOutcome:
+    """``ladder`` with its options as values; ``files`` are those of the call, if there are.
+
+    Raises:
+        FinecastError: As ``ladder``.
+    """
+    data, rungs = request.data.loaded(), request.rungs
+    files = files or CommandFiles(force=written.force)
+    given = api.declared(model, how, written, files, data)
+    with files.locked() as removed:
         reference = given().reference()
-        workload = given().workload(stated, reference)
+        workload = given().workload(data, reference)
+        better = workload.higher_is_better
         walk = LadderWalk(
             model=given(),
             reference=reference,
             workload=workload,
-            criterion=replace(kept, higher_is_better=workload.higher_is_better),
+            criterion=replace(request.criterion, higher_is_better=better),
             rungs=rungs,
-            progress=report,
+            progress=request.progress,
         )
         outcome = replace(
             walk.walk(),
-            warnings=tuple(workload.warnings),
+            warnings=(*removed, *workload.warnings),
             target=rungs[0].emulation.target.name,
-            metric_name=stated.label,
+            metric_name=data.label,
         )
-        if not per_op:
+        if not request.per_op:
             return outcome
-        plan, why = search_per_op(walk, outcome, formats)
-    if plan is None or written.path is None:
-        return replace(outcome, plan=plan, why=why)
-    # Not verified: no engine here computes as the device, and the emulation judged it.
-    api.apply(plan.plan, given(), written, verify=False)
-    return replace(outcome, plan=plan, why=why, output=written.path)
+        plan, why = search_per_op(walk, outcome, request.formats)
+        outcome = replace(outcome, plan=plan, why=why)
+        if plan is None or written.path is None:
+            return outcome
+        # Not verified: no engine here computes as the device, and the emulation judged it.
+        api.apply(plan.plan, given(), written, verify=False)
+    return replace(outcome, output=written.path)

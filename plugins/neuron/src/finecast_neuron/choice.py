@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from finecast.devices import choice as devices
-from finecast.devices.choice import CastChoice, explicit, format_notes, stated_formats
-from finecast.devices.emulation import Emulation, check_formats
+from finecast.devices.choice import CastChoice, format_notes, stated_formats
+from finecast.devices.emulation import Emulation, check_formats, explicit_casts
 from finecast.errors import UsageError
 from finecast.rules.policy import Scope
 from finecast_neuron.compilers import Compiler, resolve
@@ -113,3 +113,9 @@ def _planned(given: Given) -> CastChoice:
     # The flags that touch numbers are checked as the compiler would check them.
     options = resolve(replace(given, auto_cast=None, auto_cast_type=None))
     return devices.planned(given.request, explicit(options.emulation), options.notes)
+
+
+def explicit(emulation: Emulation) -> Emulation:
+    """The device under the same options, but that its compiler casts nothing."""
+    relayout = explicit_casts(emulation.target.name).relayout
+    return replace(emulation, scope=Scope.NONE, relayout=relayout)

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,8 +18,6 @@ from finecast.cli.common import (
     Kept,
     Model,
     Trusted,
-    files_of,
-    open_model,
     telling_stale,
     warn_stale,
 )
@@ -27,6 +25,7 @@ from finecast.cli.groups import Only
 from finecast.cli.output import Verbatim, warn, write_json, write_note, write_report
 from finecast.devices.choice import CastRequest
 from finecast.errors import ExitCode
+from finecast.files import CommandFiles
 from finecast.naming import Option
 from finecast.native.artefact import Destination
 from finecast.progress import shown
@@ -105,33 +104,30 @@ def run(
 
       finecast ladder m.pt2 --target trn1 --data val.npz --metric top1 -o low.pt2
     """
-    from finecast_neuron.api import ladder
+    from finecast_neuron.api import LadderRequest, walked
 
     start = time.perf_counter()
     target, rungs, notes = device.ladder(target)
     warn(*notes)
-    files = files_of(model, data, force=written.force)
+    files = CommandFiles(force=written.force)
     files.read("--compile", compile_with)
     if compile_with is not None:
         files.write("the compiled program", _compiled_name(compile_with))
-    opened = open_model(files, model, written, how)
-    with telling_stale(files), files.locked() as removed:
-        warn(*removed)
+    request = LadderRequest(
+        rungs=rungs,
+        data=data,
+        criterion=criterion,
+        per_op=by_op.per_op,
+        formats=by_op.named(target, device),
+    )
+    with telling_stale(files):
         with shown("ladder") as bar:
-            found = ladder(
-                opened,
-                rungs,
-                written,
-                data=data,
-                per_op=by_op.per_op,
-                formats=by_op.named(target, device),
-                progress=bar,
-                criterion=criterion,
-            )
+            found = walked(model, replace(request, progress=bar), written, how, files)
         best = found.best
         done, compiled = True, None
         if compile_with is not None and best is not None:
-            done, compiled = _compile(compile_with, best.rung)
+            with files.locked():
+                done, compiled = _compile(compile_with, best.rung)
     stale = files.stale() if found.plan is None else ()
     warn(*found.warnings)
     warn_stale(stale)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
 from finecast.errors import UsageError
-from finecast.files import check_writable_folder, digest, folder_files, publish_folder
+from finecast.files import check_writable_folder, digest
 from finecast.files.staging import staging
 from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras
 from finecast.frontends.native_model import NativeModel
@@ -268,3 +268,29 @@ def _as_declared(name: str, given: Any, declared: Any) -> Any:
             fix="give it as the original model takes it",
         )
     return found
+
+
+def publish_folder(staged: Path, path: Path) -> None:
+    """Rename a finished folder to ``path``; what was there is put back if that fails.
+
+    ``staged`` lies in a temporary folder beside ``path``. What was at ``path`` is moved into
+    that temporary folder, to be deleted with it.
+
+    Raises:
+        OSError: If it cannot be renamed.
+    """
+    before = staged.with_name(f"{staged.name}.before")
+    if path.exists():
+        path.replace(before)
+    try:
+        staged.replace(path)
+    except OSError:
+        if before.exists():
+            before.replace(path)
+        raise
+
+
+def folder_files(folder: Path, *, leave_out: Sequence[str] = ()) -> list[Path]:
+    """All files in a folder, in the order of their names."""
+    found = (p for p in folder.rglob("*") if p.is_file() and p.name not in leave_out)
+    return sorted(found)

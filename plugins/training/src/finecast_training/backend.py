@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from typing import Any, Final, Protocol
@@ -33,17 +34,17 @@ from finecast.native.planning import Judging
 from finecast.native.roundings import Times
 from finecast.native.torch.model import slow_formats
 from finecast.native.torch.planning import (
-    as_autocast,
     planner_of,
 )
-from finecast.ops.flops import graph_flops, recurrent_flops
+from finecast.ops.flops import flops, recurrent_flops
 from finecast.planning.plan import Plan
 from finecast.planning.proposing import frontier_of, proposal
 from finecast.rules import UserRule
-from finecast.rules.guests import FINECAST, GUESTS, TRAINING, Overrides, rule_set_of
+from finecast.rules.guests import FINECAST, GUESTS, Overrides, rule_set_of
 from finecast.rules.override import current, unmatched
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.rules.user_rules import op_names
+from finecast_training.training_rules import TRAINING_RULES, as_autocast
 from finecast_training.weights import WeightCache
 
 
@@ -162,8 +163,7 @@ class Backend:
         self.memory = look_up(memory, choices, what="choice of memory", where="memory")
         self.cache = WeightCache() if accumulation else None
         self.user_rules = tuple((user_rules or {}).items())
-        chosen = rule_set_of(rule_set)
-        self.rule_set = TRAINING if chosen == FINECAST else chosen
+        self.rule_set = rule_set_of(rule_set)
         self.plans: list[Plan] = []
         self.overrides = current() if overrides is None else overrides
         self.unmatched = self.overrides
@@ -200,9 +200,12 @@ class Backend:
         self.unmatched = unmatched(self.unmatched, [graph])
         self.ops.update(op_names(graph.nodes))
         if self.coverage is not None:
-            self.coverage.planned_flops += graph_flops(graph, shapes)
+            counts = (flops(graph, node, shapes) for node in graph.nodes)
+            self.coverage.planned_flops += sum(count or 0.0 for count in counts)
         prepared = TorchPrepared(graph=graph, of=CASTS)
         how = Judging(user_rules=self.user_rules, overrides=self.overrides_held())
+        if self.rule_set == FINECAST:
+            how = replace(how, judges=TRAINING_RULES)
         planner = planner_of(prepared, policy, engine, self.rule_set, how)
         if self.policy.scope is not Scope.AUTO or self.rule_set in GUESTS:
             plan = planner.lowest()

@@ -1,30 +1,42 @@
 """ONNX ops that OpenVINO reads without a word and computes wrongly.
 
-A model with one of them is not given to OpenVINO: the next engine is tried. Old opsets' ops
-are in ``opset``, products that OpenVINO confuses in ``frontends/openvino/confused.py``.
+A model with one of them is not given to OpenVINO: the next engine is tried. Products that
+OpenVINO confuses are in ``frontends/openvino/confused.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import onnx_ir as ir
 
 from finecast.devices.faults import is_here, known_faults
+from finecast.frontends.onnx.definitions import (
+    FLATTENING_AXIS,
+    SOFTMAX_FLATTENS_BELOW,
+    opset_of,
+)
+from finecast.frontends.onnx.types import ranks_of
 
 if TYPE_CHECKING:
     import onnx
 
+_EVERY: Final = range(1, 1 << 16)
+"""All opsets."""
+FLATTENING: Final = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
+"""Ops that read a matrix before opset 13, whose columns are the axes from ``axis`` on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Miscomputed:
-    """Ops of these kinds that are wrong where ``when`` holds."""
+    """Ops of these kinds that are wrong where ``when`` holds, at the opsets ``at``."""
 
     fault: str
     ops: frozenset[str]
     when: Callable[[ir.Node], bool]
+    at: range = _EVERY
 
 
 def _stated(node: ir.Node, name: str, default: Any) -> Any:
@@ -101,24 +113,91 @@ _MISCOMPUTED: Final[Sequence[_Miscomputed]] = (
     _Miscomputed(
         fault="openvino-max-pool-ceil", ops=frozenset({"MaxPool"}), when=_starts_in_padding
     ),
+    _Miscomputed(
+        fault="openvino-reduce-axes",
+        ops=frozenset({"ReduceL1", "ReduceLogSum", "ReduceLogSumExp"}),
+        at=range(13, 18),
+        when=lambda node: "axes" in node.attributes,
+    ),
+    _Miscomputed(
+        fault="openvino-softmax-11",
+        ops=FLATTENING,
+        at=range(11, SOFTMAX_FLATTENS_BELOW),
+        when=lambda node: _stated(node, "axis", FLATTENING_AXIS) != -1,
+    ),
 )
 
 
-def miscomputed(graph: onnx.GraphProto | ir.Graph) -> str:
-    """What OpenVINO computes wrongly in a model and its bodies; empty if nothing is known."""
-    for op, fault in miscomputed_ops(graph):
+def miscomputed(model: onnx.ModelProto | ir.Model, whole: Callable[[], ir.Model]) -> str:
+    """What OpenVINO computes wrongly in a model and its bodies; empty if nothing is known.
+
+    Args:
+        model: The model; its weights may be left out.
+        whole: Gives the model with its weights, from which ranks are told. It is asked only
+            where they decide.
+    """
+    for op, fault in miscomputed_ops(model, whole):
         what = known_faults()[fault].fault
         return f"it computes {op} wrongly, a known fault ({fault}): {what}"
     return ""
 
 
-def miscomputed_ops(graph: onnx.GraphProto | ir.Graph) -> Iterator[tuple[str, str]]:
+def miscomputed_ops(
+    model: onnx.ModelProto | ir.Model, whole: Callable[[], ir.Model]
+) -> Iterator[tuple[str, str]]:
     """The ops that OpenVINO computes wrongly, bodies included, each with the fault's name."""
-    nodes = graph.all_nodes() if isinstance(graph, ir.Graph) else _nodes(graph)
+    if isinstance(model, ir.Model):
+        nodes, opset = model.graph.all_nodes(), opset_of(model)
+    else:
+        nodes, opset = _nodes(model.graph), _opset(model)
+    for node, row in _wrong(nodes, opset):
+        if node.op_type in FLATTENING:
+            same = {_source(n) for n in over_last_axis(whole(), opset)}
+            if _source(node) in same:
+                continue
+        yield f"{node.op_type} {node.name!r}", row.fault
+
+
+def read_from(model: ir.Model, version: int) -> int:
+    """The first opset from ``version`` on at which engines read every op right."""
+    for row in _MISCOMPUTED:
+        if row.at is _EVERY or version not in row.at or not is_here(row.fault):
+            continue
+        nodes = (n for n in model.graph.all_nodes() if not n.domain)
+        if any(n.op_type in row.ops and row.when(n) for n in nodes):
+            version = row.at.stop
+    return version
+
+
+def over_last_axis(model: ir.Model, opset: int) -> list[ir.Node]:
+    """Softmax and its like, before opset 13, over the last axis: by both definitions."""
+    if opset >= SOFTMAX_FLATTENS_BELOW:
+        return []
+    nodes = (n for n in model.graph.all_nodes() if not n.domain)
+    axes = {
+        n: n.attributes.get_int("axis", FLATTENING_AXIS)
+        for n in nodes
+        if n.op_type in FLATTENING
+    }
+    ranks = ranks_of(model) if any(axis != -1 for axis in axes.values()) else {}
+    return [n for n, axis in axes.items() if axis == -1 or axis + 1 == ranks.get(_source(n))]
+
+
+def _source(node: ir.Node) -> str:
+    return (node.inputs[0].name or "") if node.inputs and node.inputs[0] else ""
+
+
+def _wrong(nodes: Iterable[ir.Node], opset: int) -> Iterator[tuple[ir.Node, _Miscomputed]]:
+    """Nodes that a row of the table is of, at this opset, in the engine that is here."""
     for node in (node for node in nodes if not node.domain):
         for row in _MISCOMPUTED:
-            if node.op_type in row.ops and row.when(node) and is_here(row.fault):
-                yield f"{node.op_type} {node.name!r}", row.fault
+            stated = opset in row.at and node.op_type in row.ops and row.when(node)
+            if stated and is_here(row.fault):
+                yield node, row
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
 _ASKED: Final = frozenset().union(*(row.ops for row in _MISCOMPUTED))

@@ -9,8 +9,8 @@ training form, which it refuses; such ops, which a later opset defines anew, are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final
 
@@ -19,21 +19,19 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveInitializersFromInputsPass
 
-from finecast.devices.faults import is_here
 from finecast.errors import ModelError
 from finecast.frontends.onnx import native
 from finecast.frontends.onnx.constants import constant_tensor
 from finecast.frontends.onnx.definitions import (
     FLATTENING_AXIS,
-    SOFTMAX_FLATTENS_BELOW,
     opset_of,
     signature,
 )
 from finecast.frontends.onnx.draws import FIXED_FROM, draws
 from finecast.frontends.onnx.editor import FREE_INITIALIZERS, Editor, every_value, is_read
+from finecast.frontends.onnx.miscomputed import FLATTENING, over_last_axis, read_from
 from finecast.frontends.onnx.model import OnnxFile, staged
 from finecast.frontends.onnx.statements import stated_since
-from finecast.frontends.onnx.types import ranks_of
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, Tier, lookup
 
@@ -43,7 +41,6 @@ NEWEST_OPSET: Final = 26
 _OLDEST_OPSET: Final = 7
 # The last element type that this IR version has: later ones have types of 6 bits.
 _LAST_TYPE: Final = ir.DataType.INT2
-_FLATTENING: Final = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
 # A domain that onnx's converter does not know: it leaves its ops alone.
 _ASIDE: Final = "finecast.aside"
 
@@ -126,7 +123,7 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
 def _converted(model: ir.Model, version: int) -> ir.Model:
     """The model after onnx's converter, which some ops are hidden from by another domain."""
     own = opset_of(model)
-    hidden = list(_over_last_axis(model, own))
+    hidden = list(over_last_axis(model, own))
     if own < TRAINING_STATED_FROM:
         hidden += filter(trains, model.graph.all_nodes())
     domains = [node.domain for node in hidden]
@@ -144,7 +141,7 @@ def _converted(model: ir.Model, version: int) -> ir.Model:
         for node in raised.graph.all_nodes():
             if node.domain == _ASIDE:
                 node.domain = ""
-                if node.op_type in _FLATTENING:  # by both definitions over the last axis
+                if node.op_type in FLATTENING:  # by both definitions over the last axis
                     node.attributes["axis"] = ir.AttrInt64("axis", -1)
     return raised
 
@@ -153,35 +150,18 @@ def _to(version: int) -> native.Pass:
     return partial(native.transform, "convert", version=version)
 
 
-def _over_last_axis(model: ir.Model, opset: int) -> list[ir.Node]:
-    """Softmax and its like, before opset 13, over the last axis: by both definitions."""
-    if opset >= SOFTMAX_FLATTENS_BELOW:
-        return []
-    nodes = (n for n in model.graph.all_nodes() if not n.domain)
-    flattening = (n for n in nodes if n.op_type in _FLATTENING)
-    found = {n: n.attributes.get_int("axis", FLATTENING_AXIS) for n in flattening}
-    ranks: Mapping[str, int] = {}
-    if any(axis != -1 for axis in found.values()):
-        ranks = ranks_of(model)
-    return [n for n, axis in found.items() if axis == -1 or axis + 1 == ranks.get(_source(n))]
-
-
-def _source(node: ir.Node) -> str:
-    return (node.inputs[0].name or "") if node.inputs and node.inputs[0] else ""
-
-
 def raise_as_far(model: ir.Model, versions: Iterable[int]) -> ir.Model:
     """The model at the highest of ``versions`` that onnx can raise it to.
 
     A version at which an engine misreads one of its ops is not among them: the next one above
-    that all engines read takes its place.
+    that all engines read right takes its place.
 
     Raises:
         ModelError: If it can be raised to none: the error of the highest. Or if onnx's
             converter crashes.
     """
     first: ModelError | None = None
-    readable = {misread(model, version)[1] for version in versions}
+    readable = {read_from(model, version) for version in versions}
     for version in sorted(readable, reverse=True):
         try:
             return raise_opset(model, version)
@@ -194,17 +174,17 @@ def raise_as_far(model: ir.Model, versions: Iterable[int]) -> ir.Model:
     return model
 
 
-# Versions that engines read, and read right.
+# Versions that engines read.
 
 
 def stated_for_engines(file: OnnxFile) -> OnnxFile:
     """``file`` in a form that engines read, in a temporary folder.
 
     ``onnx.helper.make_model`` writes the newest versions that onnx knows, whatever a model
-    needs of them, and ONNX Runtime reads those of some releases before. And some ops OpenVINO
-    misreads at some opsets without a word: its fp32 would be another model. The result has
-    the digest of ``file``. It is ``file`` itself where that is read as it is, and where a
-    newer version is needed.
+    needs of them, and ONNX Runtime reads those of some releases before. The result has the
+    digest of ``file``. It is ``file`` itself where that is read as it is, and where a newer
+    version is needed. Ops that OpenVINO misreads stay: the model is not given to OpenVINO then
+    (``miscomputed``).
     """
     model, told = file.model, list[str]()
     for change in (
@@ -236,7 +216,7 @@ def _at_an_opset_of_fixed_draws(model: ir.Model) -> tuple[ir.Model, str]:
     if opset >= FIXED_FROM or not kinds:
         return model, ""
     try:
-        raised = raise_opset(model.clone(), misread(model, FIXED_FROM)[1])
+        raised = raise_opset(model.clone(), read_from(model, FIXED_FROM))
     except ModelError:
         return model, ""
     text = f"draws of {' and '.join(kinds)} are other numbers in each run at opset {opset}"
@@ -251,24 +231,15 @@ def _draws(node: ir.Node) -> bool:
 
 
 def _at_an_opset_that_is_read(model: ir.Model) -> tuple[ir.Model, str]:
-    """The model at an opset that engines read, and read right, and a note of it."""
-    opset = opset_of(model)
-    wrong, version = misread(model, opset)
-    over_last = _over_last_axis(model, opset) if wrong else []
-    kinds = sorted({node.op_type for node in wrong if node not in over_last})
-    old = opset < _OLDEST_OPSET
-    if not kinds and not old:
+    """The model at an opset that ONNX Runtime reads, and a note of it."""
+    if opset_of(model) >= _OLDEST_OPSET:
         return model, ""
-    text = f"OpenVINO misreads {' and '.join(kinds)} at opset {opset}"
-    if old:
-        text = f"ONNX Runtime reads no opset before {_OLDEST_OPSET}"
+    text = f"ONNX Runtime reads no opset before {_OLDEST_OPSET}"
     try:
-        raised = raise_opset(model.clone(), max(version, _OLDEST_OPSET))
+        raised = raise_opset(model.clone(), _OLDEST_OPSET)
     except ModelError:
-        unread = "its numbers are not the model's; use --engine onnxruntime"
-        return model, "" if old else f"{text}: {unread}"
-    version = opset_of(raised)
-    return raised, f"{text}: the model is taken at opset {version}"
+        return model, ""
+    return raised, f"{text}: the model is taken at opset {opset_of(raised)}"
 
 
 def _stated(model: ir.Model) -> ir.Model | None:
@@ -308,48 +279,6 @@ def _note(model: ir.Model, stated: ir.Model) -> str:
 
 TRAINING_STATED_FROM: Final = 14
 """The opset from which on an attribute says that a BatchNormalization trains."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Misread:
-    """Ops that an engine reads otherwise at some opsets, where ``when`` holds of a node."""
-
-    fault: str
-    ops: frozenset[str]
-    at: range
-    when: Callable[[ir.Node], bool]
-
-
-_MISREAD: Final[Sequence[_Misread]] = (
-    _Misread(
-        fault="openvino-reduce-axes",
-        ops=frozenset({"ReduceL1", "ReduceLogSum", "ReduceLogSumExp"}),
-        at=range(13, 18),
-        when=lambda node: "axes" in node.attributes,
-    ),
-    _Misread(
-        fault="openvino-softmax-11",
-        ops=frozenset({"Softmax", "LogSoftmax", "Hardmax"}),
-        at=range(11, 13),
-        when=lambda node: node.attributes.get_int("axis", FLATTENING_AXIS) != -1,
-    ),
-)
-
-
-def misread(model: ir.Model, version: int) -> tuple[list[ir.Node], int]:
-    """The ops of ``model`` that an engine misreads at opset ``version``.
-
-    Returns:
-        These ops, and the first opset from ``version`` on at which there are none.
-    """
-    found: list[ir.Node] = []
-    for row in _MISREAD:
-        if version in row.at and is_here(row.fault):
-            nodes = (n for n in model.graph.all_nodes() if not n.domain)
-            wrong = [n for n in nodes if n.op_type in row.ops and row.when(n)]
-            found += wrong
-            version = row.at.stop if wrong else version
-    return found, version
 
 
 def trains(node: ir.Node) -> bool:

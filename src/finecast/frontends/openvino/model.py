@@ -335,7 +335,7 @@ def _parts(path: Path) -> list[Path]:
         return sorted(p for p in path.rglob("*") if p.is_file())
     if _suffix(path) == ONNX_SUFFIX:
         file = onnx_model.load(path)
-        if wrong := miscomputed(file.model.graph):
+        if wrong := miscomputed(file.model, lambda: file.model):
             fix = _KINDS[ONNX_SUFFIX][1]
             raise ModelError(f"not given to OpenVINO: {wrong}", where=str(path), fix=fix)
         return [path, *file.external]

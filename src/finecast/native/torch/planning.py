@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +29,7 @@ from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.probing import first_order
 from finecast.frontends.torch.reader import device_kind, hinted_shapes
 from finecast.frontends.torch.runnable import Isolated
-from finecast.graph import Graph, Node, backward_ops
+from finecast.graph import Graph, Node
 from finecast.native.conversion_notes import unfit_notes
 from finecast.native.planning import USUAL, Judging, make_planner
 from finecast.native.roundings import Times, probe_sensitivity, switched_probe
@@ -40,20 +40,13 @@ from finecast.planning.points import moves
 from finecast.planning.problem import SAME_TIME, Choice
 from finecast.planning.sensitivity import Sensitivity
 from finecast.progress import Progress, silent
-from finecast.rules import TRAINING_RULES, Permission
-from finecast.rules.base import Reason
-from finecast.rules.guests import FINECAST, GUESTS, TRAINING, guest_of
+from finecast.rules import Permission
+from finecast.rules.guests import FINECAST, GUESTS, guest_of
 from finecast.rules.override import check_overrides, current
 from finecast.rules.policy import Policy, Scope
 
 if TYPE_CHECKING:
     from finecast.native.torch.model import TorchModel
-
-
-_PROMOTED: Final = (
-    "it reads fp32: rounded, it would add errors that torch.autocast does not make"
-)
-_SAVED: Final = "the backward pass reads its result, which torch.autocast saves in this format"
 
 
 def planner_of(
@@ -70,9 +63,7 @@ def planner_of(
         UsageError: If the graph cannot state a format, or an override names no op of it.
         ModelError: If a guest's rules lack an op.
     """
-    if rule_set == TRAINING:
-        how = replace(how, judges=TRAINING_RULES)
-    elif rule_set in GUESTS:
+    if rule_set in GUESTS:
         graph, held = prepared.graph, how.overrides
         if held is None:
             check_overrides(graph)
@@ -159,27 +150,6 @@ def products_low(planner: Planner) -> Planner:
         else p
         for i, p in planner.permissions.items()
     }
-    return replace(planner, permissions=narrowed)
-
-
-def as_autocast(planner: Planner) -> Planner:
-    """``planner``, restricted in two ways to what ``torch.autocast`` does.
-
-    Ops that autocast keeps in fp32 stay in fp32, and ops whose results it saves for the
-    backward pass in a low format are low, as far as the rules permit.
-    """
-    graph, permissions = planner.graph, planner.permissions
-    followed = autocast_formats(graph, permissions, planner.policy.formats)
-    saved = saved_ops(graph)
-    narrowed = dict(permissions)
-    for node, permission in permissions.items():
-        fmt = followed[node]
-        text = _PROMOTED if fmt is Format.FP32 else _SAVED if node in saved else ""
-        if text and len(permission.formats) > 1:
-            reason = Reason(rule="autocast", text=text, permits=(fmt.label,))
-            narrowed[node] = replace(
-                permission, formats=frozenset({fmt}), reasons=(*permission.reasons, reason)
-            )
     return replace(planner, permissions=narrowed)
 
 
@@ -340,97 +310,40 @@ def is_wrong(low: Any, wide: Any) -> bool:
 
 
 def autocast_formats(
-    graph: Graph, permissions: Mapping[int, Permission], formats: Sequence[Format]
+    graph: Graph,
+    permissions: Mapping[int, Permission],
+    formats: Sequence[Format],
+    further: Callable[[Graph, Mapping[int, Format]], Iterable[Node]] | None = None,
 ) -> dict[int, Format]:
     """The plan that ``torch.autocast`` follows, as far as the rules permit.
 
     Products are low. Other ops are low if all that they read is low, and fp32 if anything is
     fp32, such as a residual or a parameter. An op that only moves numbers is low if all its
-    readers are, for that rounds the same numbers. Gradients of an fp32 value are added up in
-    fp32: each of its low readers has a cast of its own, whose gradient is fp32. The gradient
-    of a product's bias is a sum of what the products of the backward pass read low, and low.
+    readers are, for that rounds the same numbers.
+
+    Args:
+        graph: The graph.
+        permissions: What the rules permit each op.
+        formats: The low formats, the most wanted first.
+        further: Gives ops that are low all the same, from the formats of all others.
     """
     asked = lowest(graph, permissions, *formats)
     stored: dict[int, Format] = {}
-    found: dict[int, Format] = {}
+    chosen: dict[int, Format] = {}
     for node in graph.float_nodes:
         read = {stored.get(v.id, v.format) for v in graph.following_inputs(node)}
         follows = by_name(node.op).matmul_engine or read == {asked[node.id]}
         wanted = asked[node.id] if follows else Format.FP32
-        found[node.id] = pick(permissions[node.id], wanted)
-        stored |= {v.id: found[node.id] for v in graph.following_outputs(node)}
-    for node in _gradients_of_biases(graph, found):
-        found[node.id] = pick(permissions[node.id], asked[node.id])
+        chosen[node.id] = pick(permissions[node.id], wanted)
+        stored |= {v.id: chosen[node.id] for v in graph.following_outputs(node)}
+    for node in further(graph, chosen) if further is not None else ():
+        chosen[node.id] = pick(permissions[node.id], asked[node.id])
     for node in reversed(graph.float_nodes):
-        readers = {found.get(n) for v in graph.following_outputs(node) for n in v.uses}
+        readers = {chosen.get(n) for v in graph.following_outputs(node) for n in v.uses}
         shown = any(v.is_output for v in graph.following_outputs(node))
         if moves(node) and readers == {asked[node.id]} and not shown:
-            found[node.id] = asked[node.id]
-    return found | dict.fromkeys(_sums_of_gradients(graph, found), Format.FP32)
-
-
-def _gradients_of_biases(graph: Graph, formats: Mapping[int, Format]) -> Iterator[Node]:
-    """The sums that give the gradient of a bias which a low product adds itself.
-
-    Such a sum reads the gradient of the product's result. So does a product of the backward
-    pass, with an operand of the first. (A bias that is added in fp32 behind a product has an
-    fp32 gradient: of that product none has an operand beside a bias.)
-    """
-    backward = backward_ops(graph)
-    products = [n for n in graph.float_nodes if by_name(n.op).matmul_engine]
-    operands = {
-        source
-        for node in products
-        if node.op == "addmm" and node.id not in backward
-        for source in _sources(graph, node)[1:]
-    }
-    gradients: set[int] = set()
-    for node in products:
-        sources = set(_sources(graph, node))
-        if node.id in backward and formats[node.id] is not Format.FP32 and sources & operands:
-            gradients |= sources - operands
-    for node in graph.float_nodes:
-        if node.op == "reduce_sum" and gradients.issuperset(_sources(graph, node)):
-            yield node
-
-
-def _sources(graph: Graph, node: Node) -> list[int]:
-    """The values that ``node`` reads in its own format, before they were moved."""
-    found: list[int] = []
-    for value in graph.following_inputs(node):
-        source = value
-        while source.producer is not None and moves(graph.nodes[source.producer]):
-            (source,) = graph.following_inputs(graph.nodes[source.producer])
-        found.append(source.id)
-    return found
-
-
-def _sums_of_gradients(graph: Graph, formats: Mapping[int, Format]) -> set[int]:
-    """Additions in the backward pass whose results, moved or not, only fp32 ops read."""
-    backward = backward_ops(graph)
-    sums = set[int]()
-    read_as: dict[int, set[Format]] = {}
-    for node in reversed(graph.float_nodes):
-        outputs = list(graph.following_outputs(node))
-        read_as[node.id] = {Format.FP32} if any(v.is_output for v in outputs) else set()
-        for reader in (graph.nodes[n] for v in outputs for n in v.uses if n in formats):
-            passes_on = moves(reader) or reader.id in sums
-            found = read_as[reader.id] if passes_on else {formats[reader.id]}
-            read_as[node.id] |= found
-        if node.op == "add" and node.id in backward and read_as[node.id] == {Format.FP32}:
-            sums.add(node.id)
-    return sums
-
-
-def saved_ops(graph: Graph) -> set[int]:
-    """Ops of the forward pass whose results the backward pass reads."""
-    backward = backward_ops(graph)
-    return {
-        node.id
-        for node in graph.float_nodes
-        if node.id not in backward
-        and any(n in backward for v in graph.following_outputs(node) for n in v.uses)
-    }
+            chosen[node.id] = asked[node.id]
+    return chosen
 
 
 # ------------------------------------- plans in int8, for modules compiled with frozen weights

@@ -1,0 +1,250 @@
+"""Python's verb ``tune``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Unpack
+
+from finecast import keywords
+from finecast.api.application import savable
+from finecast.api.conversion import judged_by_chosen, locked
+from finecast.api.models import Model, file_in, plan_of
+from finecast.api.outputs import declared
+from finecast.api.requests import device_of, goal_of
+from finecast.arguments import checked, group_of
+from finecast.data.criterion import Criterion
+from finecast.data.golden import chosen
+from finecast.data.sources import Data, DataOptions
+from finecast.devices.emulation import Emulation
+from finecast.files import CommandFiles, write_text
+from finecast.measure.prices import misplaced, remove_damaged
+from finecast.measure.study import Study, study_at
+from finecast.naming import number_of
+from finecast.native.artefact import Destination
+from finecast.native.lock import Runner, lock_files
+from finecast.native.model import OpenedModel, ReadOptions
+from finecast.native.opening import plan_beside, study_beside
+from finecast.progress import Phases, Progress, reporting
+from finecast.reports import drawn
+from finecast.rules.policy import DEFAULT_POLICY, Policy
+from finecast.rules.user_rules import without_opinion
+from finecast.tuning import workers
+from finecast.tuning.goal import Execution, Goal, Objective, TuneRequest
+from finecast.tuning.result import Result
+from finecast.tuning.tune import tune as search
+
+_OF_TUNING: Final = (
+    Destination,
+    TuneRequest,
+    Goal,
+    Criterion,
+    DataOptions,
+    ReadOptions,
+    Execution,
+)
+_AS_IT_IS: Final = ReadOptions()
+
+
+@checked(*_OF_TUNING)
+def tune(
+    model: Model,
+    output: Destination | str | Path | None = None,
+    *,
+    policy: Policy | str = DEFAULT_POLICY,
+    data: DataOptions | Data | None = None,
+    goal: Goal | None = None,
+    engine: str | None = None,
+    target: Emulation | str | None = None,
+    progress: Progress | bool = True,
+    **options: Unpack[keywords.TuneKeywords],
+) -> Result:
+    """Find the fastest mixed-precision model that keeps the accuracy; write it if it helps.
+
+    Nothing is written where the verdict is UNCHANGED.
+
+    Args:
+        model: The model, or its path.
+        output: Where the model goes; None: it is only the result's ``model``.
+        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
+        data: An npz file, arrays by name, or batches that can be iterated again and again,
+            such as a DataLoader; or DataOptions.
+        goal: The accuracy to keep, the objective and the budget.
+        engine: ``NAME[:DEVICE]``; by default the first that runs the model.
+        target: A device that is not here: accuracy is emulated and times are modelled.
+        progress: As for ``convert``.
+        options: Single options by name. Of the data (``DataOptions``): ``metric``,
+            ``labels``, ``evaluate``, ``calib``, ``batch``, ``of``. Of the accuracy
+            (``Criterion``): ``tolerance``, ``criterion``, ``max_drop``, ``keep``. Of the
+            search (``Goal``): ``objective``, ``min_speedup``, ``max_trials``, ``timeout_s``.
+            Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
+            ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
+            ``m.pt2.plan.json`` for ``m.pt2``), ``study`` (likewise), ``resume``,
+            ``start`` (a plan to begin with), ``report`` (a page of what was found and why,
+            or a picture of all plans), ``price_book``. Of where plans are evaluated
+            (``Execution``): ``jobs``, ``executor``. And ``user_rules``, ``from_type``,
+            ``example_inputs``, ``trust``; ``help`` lists all.
+
+    Raises:
+        FinecastError: One of its kinds, with what is wrong, where, and what to do.
+    """
+    written, request, how = _asked(
+        output, policy=policy, data=data, goal=goal, engine=engine, target=target, **options
+    )
+    with reporting(progress, "tuning") as report:
+        return tuned(model, written, replace(request, progress=report), how)
+
+
+def _asked(
+    output: Destination | str | Path | None = None,
+    *,
+    policy: Policy | str = DEFAULT_POLICY,
+    data: DataOptions | Data | None = None,
+    goal: Goal | None = None,
+    engine: str | None = None,
+    target: Emulation | str | None = None,
+    progress: Progress | bool = True,
+    **options: Any,
+) -> tuple[Destination, TuneRequest, ReadOptions]:
+    """What ``tune`` is asked for, as values; the model is not looked at.
+
+    Raises:
+        UsageError: If it can be asked of no model.
+    """
+    written = group_of(Destination, options, path=output)
+    request = group_of(TuneRequest, options)
+    request = replace(
+        request,
+        data=group_of(DataOptions, options, data=data),
+        goal=goal_of(goal, options),
+        policy=Policy.of(policy),
+        engine=engine,
+        device=device_of(target),
+        execution=group_of(Execution, options),
+    )
+    return written, request, group_of(ReadOptions, options)
+
+
+asked = checked(*_OF_TUNING, verb="tune")(_asked)
+"""``_asked``, which checks its arguments as ``tune`` does."""
+
+
+def tuned(
+    model: Model,
+    output: Destination,
+    request: TuneRequest,
+    how: ReadOptions = _AS_IT_IS,
+    files: CommandFiles | None = None,
+) -> Result:
+    """``tune`` with its options as values; ``files`` are those of the call, if there are.
+
+    Raises:
+        FinecastError: As ``tune``.
+    """
+    path = output.path
+    if path is not None:
+        output = replace(output, plan_out=output.plan_out or plan_beside(path))
+        study = request.study or study_beside(path)
+        request = replace(request, study=study)
+    files = files or CommandFiles(force=output.force)
+    files.read("the plan to start with", file_in(request.start))
+    files.write("the plan", output.plan_out)
+    for part in lock_files(path) if path is not None and request.lock else ():
+        files.write("the lock", part)
+    files.write("the report", request.report)
+    given = declared(model, how, output, files, request.data, request.study)
+    with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
+        removed += [*misplaced(), *remove_damaged()] if request.price_book else []
+        with _noting_trials(study, given):
+            outcome = _searched(given(), how, output, request, study)
+        found = filter(None, (request.study, request.report))
+        outcome = replace(outcome, source=given().source, files=(*found, *outcome.files))
+        if study is not None or request.report is not None:
+            report = outcome.report()
+            if study is not None:
+                study.keep(outcome.plan.model, outcome.plan.digest, report.to_json())
+            if request.report is not None and request.report.suffix.lower() == ".svg":
+                picture = drawn("picture")(outcome.to_dict(), given().source.name)
+                write_text(request.report, picture)
+            elif request.report is not None:
+                report.save(request.report, force=output.force)
+    warnings = (*removed, *_told(request, outcome))
+    return savable(replace(outcome, stale=files.stale(), warnings=warnings), given)
+
+
+@contextmanager
+def _noting_trials(study: Study | None, given: Callable[[], OpenedModel]) -> Generator[None]:
+    """Note on an interruption how many trials of the model the study keeps, if any."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        kept = 0 if study is None else study.count(given().digest)
+        if study is not None and kept:
+            error.add_note(f"{study.path} keeps {number_of(kept, 'trial')}")
+        raise
+
+
+def _told(request: TuneRequest, outcome: Result) -> Iterator[str]:
+    """The warnings of a search, and those that its options and its time give."""
+    yield from judged_by_chosen(request.data, outcome.plan)
+    yield from outcome.warnings
+    timeout_s = request.goal.timeout_s
+    if timeout_s is not None and outcome.seconds > timeout_s:
+        yield (
+            f"took {outcome.seconds:.1f} s, longer than the --timeout of {timeout_s:g} s:"
+            " what comes before the first trial, a trial, and writing are not cut short"
+        )
+
+
+def _searched(
+    model: OpenedModel,
+    how: ReadOptions,
+    output: Destination,
+    options: TuneRequest,
+    study: Study | None,
+) -> Result:
+    """The outcome of a search, its model written if it is better."""
+    with workers.evaluating(model, how, output.path, options) as worker:
+        subject = model.subject(options.engine, options.device)
+        subject.keeps_prices, subject.study = options.price_book, study
+        executor = worker(subject)
+        data = options.data.loaded() if executor is None else executor.data()
+        workload = model.workload(data, subject.reference)
+        criterion = replace(options.goal.criterion, higher_is_better=workload.higher_is_better)
+        outcome = search(
+            subject,
+            workload,
+            replace(options.goal, criterion=criterion),
+            options.policy,
+            user_rules=tuple(options.user_rules.items()),
+            executor=executor,
+            start=plan_of(options.start),
+            progress=options.progress,
+        )
+        metric = options.data.label or "metric"
+        outcome = replace(outcome, metric=metric, asked=output.path)
+    phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)
+    if output.path is not None and outcome.built is not None:
+        size, verified = model.write(outcome.built, output, subject, workload)
+        outcome = replace(outcome.of_size(size), verified=verified, output=output.path)
+        if options.lock and not subject.target and subject.verifiers:
+            throughput = outcome.objective is Objective.THROUGHPUT
+            runner = Runner.of(subject.verifiers[0].judges, throughput=throughput)
+            calls = chosen(workload.compared(), workload.evaluated())
+            # A compiled module's speed is not that of the module as it is, which is locked.
+            speedup = outcome.speedup if runner.name == subject.runs_in else None
+            outcome = locked(outcome, runner, subject.reference, calls, speedup)
+    if output.plan_out is not None and outcome.improved:
+        write_text(output.plan_out, outcome.plan.to_json())
+        outcome = replace(outcome, plan_out=output.plan_out)
+    if study is not None or options.report is not None:
+        phases("kernels", 0, 1)
+        outcome = replace(outcome, fp32_kernels=tuple(subject.kernels(None, workload)))
+    outcome = replace(outcome, model=model.given_back(outcome.built))
+    outcome = outcome.and_then(phases.seconds())
+    said = without_opinion(options.user_rules, outcome.plan.reasons)
+    run = outcome.run_notes if outcome.output is None else ()
+    warnings = (*outcome.warnings, *workload.warnings, *said, *run)
+    return replace(outcome, warnings=warnings)
