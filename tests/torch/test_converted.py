@@ -7,6 +7,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,10 +19,11 @@ from torch import nn
 from torch.export import Dim
 from torch.utils._pytree import tree_leaves
 
+import finecast
 import finecast.torch as ft
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch import ConvertedModule
-from finecast.frontends.torch.converted import StoredOp
+from finecast.frontends.torch.converted import StoredOp, provenance_in
 from finecast.native.torch import planning
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -52,6 +54,11 @@ class Net(nn.Module):
         y = y.contiguous(memory_format=torch.contiguous_format)
         y = torch.empty_like(y, layout=torch.strided).copy_(y)
         return Pair(y * self.calls, {"x": x})
+
+
+def repickled(module: ConvertedModule) -> ConvertedModule:
+    found: ConvertedModule = pickle.loads(pickle.dumps(module))
+    return found
 
 
 def converted(policy: str = "matmult:bf16") -> ConvertedModule:
@@ -297,3 +304,35 @@ def test_a_compiled_function_may_call_a_converted_module() -> None:
     low = ft.convert(nn.Linear(8, 4), (x,), "all:bf16")
     call = torch.compile(lambda v: low(v) + 1, backend="eager", fullgraph=True)
     assert torch.equal(call(x), low(x) + 1)
+
+
+@pytest.mark.parametrize("copied", [lambda m: m, copy.deepcopy, copy.copy, repickled])
+def test_a_program_of_a_converted_module_is_not_converted_again(
+    copied: Callable[[ConvertedModule], ConvertedModule], tmp_path: Path
+) -> None:
+    """Export kept no word of the conversion, and weights were rounded once more."""
+    x = torch.ones(4, 8)
+    module = ft.convert(nn.Linear(8, 8), (x,), "all:bf16")
+    program = torch.export.export(copied(module), (x,))
+    torch.export.save(program, tmp_path / "low.pt2")
+    for given in (program, tmp_path / "low.pt2"):
+        with pytest.raises(ModelError, match="converted by finecast before, to all:bf16"):
+            finecast.convert(given, policy="all:fp16", verify=False)
+    assert "finecast_notes" not in module.state_dict()
+
+
+def test_a_converted_program_in_memory_is_not_converted_again() -> None:
+    program = torch.export.export(Net(), (torch.ones(4, 8), 2.0))
+    low = finecast.convert(program, policy="all:bf16", verify=False).model
+    with pytest.raises(ModelError, match="converted by finecast before, to all:bf16"):
+        finecast.convert(low, policy="all:fp16", verify=False)
+
+
+@pytest.mark.parametrize("notes", [b"", b"\xff", b"[]", b'{"policy": 1}', b'{"a": "b"}'])
+def test_a_buffer_of_another_tool_under_that_name_is_no_note(notes: bytes) -> None:
+    net = Net()
+    array = torch.tensor([*notes], dtype=torch.uint8)
+    net.register_buffer("finecast_notes", array, persistent=False)
+    program = torch.export.export(net, (torch.ones(4, 8), 2.0))
+    found = provenance_in(program)
+    assert found is None or found.policy == "1"

@@ -146,7 +146,7 @@ def applied(captured: Captured, plan: Plan, where: str = "") -> TorchApplied:
     edits = planned_edits(captured, plan, where)
     model = apply(captured, edits)
     model.eval()
-    model.finecast_plan, model.finecast_original = plan, where
+    model.attach(plan, where)
     return TorchApplied(model=model, captured=captured, graph=captured.graph, edits=edits)
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import importlib
+import json
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Self
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.graph import PythonCode
@@ -32,6 +35,24 @@ _KEPT: Final = (
 )
 
 
+NOTES: Final = "finecast_notes"
+"""The buffer of a converted module, and of programs exported of it, with its provenance."""
+
+
+def provenance_in(program: ExportedProgram) -> Provenance | None:
+    """The conversion of the module that a program was exported of; None if there was none.
+
+    Without an effect on programs of other tools, whatever they have under that name.
+    """
+    notes: object = program.constants.get(NOTES)
+    if not isinstance(notes, torch.Tensor) or notes.dtype is not torch.uint8:
+        return None
+    with suppress(ValueError, AttributeError):
+        stated: Any = json.loads(bytes(notes.flatten().tolist()))
+        return Provenance.read({str(key): str(value) for key, value in stated.items()})
+    return None
+
+
 class ConvertedModule(GraphModule):
     """A graph of ATen ops whose types are those of a plan.
 
@@ -47,6 +68,7 @@ class ConvertedModule(GraphModule):
 
     finecast_plan: Plan | None = None
     finecast_original: str = ""
+    finecast_notes: torch.Tensor
     _input_check: InputCheck
 
     @classmethod
@@ -83,6 +105,19 @@ class ConvertedModule(GraphModule):
         del type(self).__call__
         return code
 
+    def attach(self, plan: Plan | None, original: str) -> None:
+        """Attach the plan, and the name of what it was made for.
+
+        Programs that are exported of the module state its conversion, too: by a buffer that no
+        op reads and that is not in its state.
+        """
+        self.finecast_plan, self.finecast_original = plan, original
+        made_by = self.provenance
+        if made_by is not None:
+            text = json.dumps(made_by.notes).encode()
+            notes = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            self.register_buffer(NOTES, notes, persistent=False)
+
     @property
     def provenance(self) -> Provenance | None:
         """The conversion that made it; None if its plan lowers nothing."""
@@ -112,8 +147,7 @@ class ConvertedModule(GraphModule):
     def _completed(self, made: GraphModule) -> ConvertedModule:
         """``made`` with what torch leaves out of copies."""
         converted = ConvertedModule.of(made, replace(self._input_check, told=False))
-        converted.finecast_plan = self.finecast_plan
-        converted.finecast_original = self.finecast_original
+        converted.attach(self.finecast_plan, self.finecast_original)
         return converted
 
     def train(self, mode: bool = True) -> Self:
@@ -325,7 +359,7 @@ def _restored(
     """The module of a pickle."""
     made = ConvertedModule.of(stored.module(), replace(check, told=False))
     made.training = training
-    made.finecast_plan, made.finecast_original = plan, original
+    made.attach(plan, original)
     return made
 
 

@@ -42,7 +42,7 @@ from finecast.frontends.torch import (
 )
 from finecast.frontends.torch.aten import BODIES
 from finecast.frontends.torch.capture import exported
-from finecast.frontends.torch.converted import ConvertedModule, own_tensors
+from finecast.frontends.torch.converted import ConvertedModule, own_tensors, provenance_in
 from finecast.frontends.torch.input_check import check_examples
 from finecast.frontends.torch.native import TorchNative
 from finecast.frontends.torch.reader import device_kind
@@ -189,7 +189,7 @@ def read(path: Path, *, trust: bool = False) -> TorchModel:
         program=program,
         digest=digest(path),
         size_bytes=path.stat().st_size,
-        converted=converted(path),
+        converted=converted(path) or provenance_in(program),
     )
     return TorchModel(file=file)
 
@@ -230,7 +230,9 @@ def of_module(
         program=program,
         digest="",
         size_bytes=state_bytes(original),
-        converted=module.provenance if isinstance(module, ConvertedModule) else None,
+        converted=module.provenance
+        if isinstance(module, ConvertedModule)
+        else provenance_in(program),
     )
     captured = file.captured((policy or Policy()).label)
     check_examples(captured.module, captured.program, *arguments)
