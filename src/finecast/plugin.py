@@ -18,15 +18,18 @@ used, so that a plugin costs nothing until then; its module ``plugin`` imports n
 one. What the core has itself is registered by the same values (``finecast.builtin``). A plugin
 that cannot be imported costs what it would have added, and one line of the command line and
 of errors about names that are missing. A plugin knows
-finecast by its public names and by this module alone.
+finecast by its public modules alone: ``finecast``, ``finecast.api``, this one, and the room of
+what it adds, such as ``finecast.engines``, by the names that the room's package states. The
+contract ``seams`` of ``pyproject.toml`` lists them.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
@@ -75,6 +78,38 @@ def lazily(names: Mapping[str, str]) -> Callable[[str], Any]:
     return attribute
 
 
+def imported_on_use(package: str) -> Callable[[str], Any]:
+    """A room's ``__getattr__`` for the names that it states under ``if TYPE_CHECKING``.
+
+    Law: what type checkers see is what there is, and it is imported on first use: a room costs
+    nothing, and plugins and other rooms need not know in which of its modules a name is. A
+    name of a room that is a module of it, too, is stated by another name.
+
+    Args:
+        package: The room's ``__name__``.
+    """
+    names = dict[str, str]()
+
+    def attribute(name: str) -> Any:
+        if not names:
+            names.update(_stated(Path(str(sys.modules[package].__file__))))
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return load(names[name])
+
+    return attribute
+
+
+def _stated(source: Path) -> Iterator[tuple[str, str]]:
+    """Names that a module imports for type checkers alone, each as ``module:attribute``."""
+    for block in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            for node in block.body:
+                if isinstance(node, ast.ImportFrom):
+                    for name in node.names:
+                        yield name.asname or name.name, f"{node.module}:{name.name}"
+
+
 def say(text: str) -> None:
     """Write a line of a verb's result to standard output; control characters are escaped."""
     write(results(), safe(text))
@@ -106,7 +141,7 @@ class EngineEntry:
         module: The module with the engine, and with a function ``devices`` that gives the
             devices that it has here.
         factory: The name of the class, or of a function, that takes a device and gives a
-            ``finecast.engines.base.Engine``.
+            ``finecast.engines.Engine``.
         requires: The library that it needs.
         install: The command that installs that.
         device: The device by default.
@@ -195,7 +230,7 @@ class OptionGroup:
     Attributes:
         options: The dataclass, as ``module:Class``, whose fields are the options
             (``finecast.naming.Option``). It says what they ask for
-            (``finecast.devices.choice.CastOptions``).
+            (``finecast.devices.CastOptions``).
         verbs: The verbs that take them.
         heading: What ``--help`` lists them under.
         several: Options that take all words up to the next option, as one value.
@@ -224,7 +259,7 @@ class Plugin:
         engines: Engines, in order of preference.
         frontends: Frontends. They come before the core's for what both read.
         rule_sets: Casting rules by the name of the set, each a
-            ``finecast.rules.guests.Guest``.
+            ``finecast.rules.Guest``.
         executors: Places where evaluations run, by what users give to ``--executor``: each a
             function that takes that option and a ``Progress`` and gives the workers.
     """

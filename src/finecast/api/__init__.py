@@ -25,7 +25,7 @@ from finecast.api.outputs import declared
 from finecast.api.profiling import profile
 from finecast.api.reporting import report
 from finecast.api.requests import on_data, uncertified
-from finecast.api.tuning import asked, tune, tuned
+from finecast.api.tuning import asked, search, tune, tuned
 from finecast.api.verification import verify
 from finecast.data.sources import DataOptions
 from finecast.native.artefact import Destination
@@ -57,6 +57,7 @@ __all__ = [
     "on_data",
     "profile",
     "report",
+    "search",
     "tune",
     "tuned",
     "uncertified",

@@ -23,7 +23,7 @@ from inspect import cleandoc
 from io import StringIO
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -39,9 +39,33 @@ from finecast.errors import (
 )
 from finecast.files.locks import release_all
 from finecast.naming import plain_dashes
-from finecast.plugin import Verb, absent_plugins, failures, load, plugins, verbs
+from finecast.plugin import (
+    Verb,
+    absent_plugins,
+    failures,
+    imported_on_use,
+    load,
+    plugins,
+    verbs,
+)
 from finecast.processes.memory import limit_error, reserve_for_products
 from finecast.terminal import claim_standard_output, prints_to, results, safe, write
+
+if TYPE_CHECKING:
+    # Names of this room for others, as plugins: imported on first use.
+    from finecast.cli.common import Evaluation as Evaluation
+    from finecast.cli.common import Json as Json
+    from finecast.cli.common import Kept as Kept
+    from finecast.cli.common import Model as Model
+    from finecast.cli.common import Trusted as Trusted
+    from finecast.cli.common import telling_stale as telling_stale
+    from finecast.cli.common import warn_stale as warn_stale
+    from finecast.cli.groups import Only as Only
+    from finecast.cli.output import Verbatim as Verbatim
+    from finecast.cli.output import write_note as write_note
+    from finecast.cli.output import write_report as write_report
+else:
+    __getattr__ = imported_on_use(__name__)
 
 VERBS: Final[Mapping[str, Verb]] = verbs()
 """Verbs by name: those of the core, then those of plugins."""

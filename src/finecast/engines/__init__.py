@@ -7,13 +7,40 @@ import importlib.util
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from finecast.engines.base import Engine, Loadable, Session, does_not_run
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.dry_run import CrashedError
 from finecast.naming import spelled, unknown_name
-from finecast.plugin import ONNX, PROGRAMS, SAVED_MODELS, EngineEntry, plugins
+from finecast.plugin import ONNX, PROGRAMS, SAVED_MODELS, EngineEntry, imported_on_use, plugins
+
+if TYPE_CHECKING:
+    # Names of this room for others, as plugins: imported on first use.
+    from finecast.engines.attribution import Kernel as Kernel
+    from finecast.engines.attribution import attribute as attribute
+    from finecast.engines.base import DTYPES as DTYPES
+    from finecast.engines.base import Array as Array
+    from finecast.engines.base import Feeds as Feeds
+    from finecast.engines.base import KernelFormats as KernelFormats
+    from finecast.engines.base import KernelTime as KernelTime
+    from finecast.engines.base import TensorSpec as TensorSpec
+    from finecast.engines.base import cpus as cpus
+    from finecast.engines.base import ordered_feeds as ordered_feeds
+    from finecast.engines.exact import CachedSession as CachedSession
+    from finecast.engines.numerics import TENSORFLOW as TENSORFLOW
+    from finecast.engines.numerics import TENSORFLOW_REWRITES as TENSORFLOW_REWRITES
+    from finecast.engines.onnxruntime import explain as explain
+    from finecast.engines.onnxruntime import lacks_kernel as lacks_kernel
+    from finecast.engines.probe import Speed as Speed
+    from finecast.engines.probe import drop_slow_formats as drop_slow_formats
+    from finecast.engines.probe import speed_of as speed_of
+    from finecast.engines.probe_models import Probe as Probe
+    from finecast.engines.source import ModelSource as ModelSource
+    from finecast.engines.source import ModelStep as ModelStep
+    from finecast.engines.source import read_source as read_source
+else:
+    __getattr__ = imported_on_use(__name__)
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,13 @@ from finecast.graph.fingerprints import Fingerprint, fingerprint
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.rounding import round_to
+from finecast.plugin import imported_on_use
+
+if TYPE_CHECKING:
+    # Names of this room for others, as plugins: imported on first use.
+    from finecast.graph.builder import GraphBuilder as GraphBuilder
+else:
+    __getattr__ = imported_on_use(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")

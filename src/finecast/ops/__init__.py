@@ -11,7 +11,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from importlib.resources import files
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from finecast.plugin import imported_on_use
+
+if TYPE_CHECKING:
+    # Names of this room for others, as plugins: imported on first use.
+    from finecast.ops.flops import graph_flops as graph_flops
+    from finecast.ops.flops import recurrent_flops as recurrent_flops
+else:
+    __getattr__ = imported_on_use(__name__)
 
 # --------------------------------------------------- kinds, tiers, and the rows of ``ops.csv``
 

@@ -135,6 +135,11 @@ def recurrent_flops(steps_times_batch: float, weights: float) -> float:
     return 2.0 * steps_times_batch * weights
 
 
+def graph_flops(graph: Graph, shapes: Shapes | None = None) -> float:
+    """Operations of all nodes whose count is known."""
+    return sum(flops(graph, node, shapes) or 0.0 for node in graph.nodes)
+
+
 def port_formats(graph: Graph, node: Node, fmt: Format) -> dict[int, Format]:
     """Formats, by value id, of the values that follow ``node``'s format if that is ``fmt``.
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import UsageError
-from finecast.plugin import public_name
+from finecast.plugin import imported_on_use, public_name
+
+if TYPE_CHECKING:
+    # Names of this room for others, as plugins: imported on first use.
+    from finecast.reports.base import Report as Report
+    from finecast.reports.base import TextTable as TextTable
+    from finecast.reports.base import output_lines as output_lines
+    from finecast.reports.summary import only_uncertified as only_uncertified
+else:
+    __getattr__ = imported_on_use(__name__)
 
 DRAWN: Final = {".html": "page_of", ".svg": "picture"}
 """What draws a report, by the suffix of its file."""

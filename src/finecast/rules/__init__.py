@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from finecast.errors import RuleConflictError
 from finecast.graph import Node
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
+from finecast.plugin import imported_on_use
 from finecast.rules.base import (
     ANY,
     UNFIT,
@@ -36,6 +37,30 @@ from finecast.rules.stated import OWN_CASTS, STATED_FP32
 from finecast.rules.support import DEFINITION, EINSUM, KERNEL
 from finecast.rules.tier import DEPTH, TIER
 from finecast.rules.user_rules import NAMES, OP_FORMATS, SCOPE, USER
+
+if TYPE_CHECKING:
+    # Names of this room for others, as plugins: imported on first use.
+    from finecast.rules.base import KEEP as KEEP
+    from finecast.rules.base import only as only
+    from finecast.rules.facts import first_nonfinite as first_nonfinite
+    from finecast.rules.guests import FINECAST as FINECAST
+    from finecast.rules.guests import GUESTS as GUESTS
+    from finecast.rules.guests import Guest as Guest
+    from finecast.rules.guests import Override as Override
+    from finecast.rules.guests import Overrides as Overrides
+    from finecast.rules.guests import rule_set_of as rule_set_of
+    from finecast.rules.override import current as current
+    from finecast.rules.override import innermost as innermost
+    from finecast.rules.override import names_biases as names_biases
+    from finecast.rules.override import parameters as parameters
+    from finecast.rules.override import unmatched as unmatched
+    from finecast.rules.policy import DEFAULT_POLICY as DEFAULT_POLICY
+    from finecast.rules.policy import Adjust as Adjust
+    from finecast.rules.policy import low_format as low_format
+    from finecast.rules.user_rules import check_names as check_names
+    from finecast.rules.user_rules import op_names as op_names
+else:
+    __getattr__ = imported_on_use(__name__)
 
 __all__ = [
     "RULES",

@@ -1,1 +1,21 @@
 """The verbs tune, ladder and emulate over a subject, and what each verb reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from finecast.plugin import imported_on_use
+
+if TYPE_CHECKING:
+    # Names of this room for others, as plugins: imported on first use.
+    from finecast.tuning.goal import Budget as Budget
+    from finecast.tuning.search import Candidate as Candidate
+    from finecast.tuning.search import chain as chain
+    from finecast.tuning.search import fastest_passing as fastest_passing
+    from finecast.tuning.trials import nan_baseline as nan_baseline
+    from finecast.tuning.workers import LocalWorker as LocalWorker
+    from finecast.tuning.workers import NodeLostError as NodeLostError
+    from finecast.tuning.workers import Opening as Opening
+    from finecast.tuning.workers import WorkerProcess as WorkerProcess
+else:
+    __getattr__ = imported_on_use(__name__)

@@ -7,8 +7,16 @@ from typing import Any
 import numpy as np
 from onnx.reference import ReferenceEvaluator
 
-from finecast.engines.base import DTYPES, Array, Engine, Feeds, Session, ordered_feeds
-from finecast.engines.source import ModelSource, read_source
+from finecast.engines import (
+    DTYPES,
+    Array,
+    Engine,
+    Feeds,
+    ModelSource,
+    Session,
+    ordered_feeds,
+    read_source,
+)
 
 
 def devices() -> tuple[str, ...]:

@@ -29,14 +29,12 @@ from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from finecast import api
-from finecast.data.streams import to_array
-from finecast.engines import candidates, get_engine
-from finecast.engines.base import DTYPES, Array, Session
+from finecast import Policy, Result, api, get_engine
+from finecast.data import to_array
+from finecast.engines import DTYPES, Array, Session, candidates
 from finecast.errors import EngineError, UsageError
 from finecast.files import check_writable, writing
-from finecast.rules.policy import DEFAULT_POLICY, Policy
-from finecast.tuning.result import Result
+from finecast.rules import DEFAULT_POLICY
 from finecast.usercode import guarded
 
 if (

@@ -111,7 +111,7 @@ class Tools:
         from mcp import types
         from mcp.server import Server
 
-        from finecast.measure.environment import version_of
+        from finecast.measure import version_of
 
         async def listed(_context: Any, _page: Any) -> types.ListToolsResult:
             return types.ListToolsResult(tools=self.listed())
@@ -172,7 +172,7 @@ class Tools:
             raise UsageError(
                 f"{value!r} is no text, number or truth value", where=name, fix="give one"
             )
-        from finecast.data.sources import file_of, is_npz
+        from finecast.data import file_of, is_npz
 
         text = str(value)
         runs_code = name in _RUNS_CODE or (name == "calib" and not is_npz(text))

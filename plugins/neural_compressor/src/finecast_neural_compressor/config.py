@@ -12,12 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from finecast.data.criterion import Criterion, CriterionKind
+from finecast import Criterion, CriterionKind, Format, Goal, Objective
 from finecast.errors import UsageError
 from finecast.naming import member_of, unknown_name
-from finecast.numbers.formats import Format
-from finecast.rules.policy import Adjust, low_format
-from finecast.tuning.goal import Goal, Objective
+from finecast.rules import Adjust, low_format
 from finecast_neural_compressor.op_dicts import DTYPES, OpDict, check_op_dicts, names
 
 T = TypeVar("T")

@@ -13,9 +13,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from finecast.data.decisions import TopK
-from finecast.data.metrics import METRICS, Accumulator
-from finecast.data.streams import to_array
+from finecast.data import METRICS, Accumulator, TopK, to_array
 from finecast.errors import UsageError
 from finecast.naming import look_up
 

@@ -14,29 +14,20 @@ from typing import Any, ClassVar
 
 import onnx
 
-from finecast import api
-from finecast.data.sources import DataOptions
-from finecast.engines import get_engine
-from finecast.engines.base import Engine, Feeds, Session
-from finecast.engines.probe import Speed
+from finecast import DataOptions, Format, Plan, Policy, Scope, api, get_engine
+from finecast.api import RunOptions
+from finecast.engines import Engine, Feeds, Session, Speed
 from finecast.errors import UsageError
 from finecast.files import writing
 from finecast.frontends import onnx as frontend
 from finecast.frontends import openvino as openvino_frontend
-from finecast.frontends.onnx.model import Stage
-from finecast.frontends.openvino.model import IR_SUFFIX
+from finecast.frontends.onnx import Stage
+from finecast.frontends.openvino import IR_SUFFIX
 from finecast.graph import Graph
 from finecast.naming import unknown_name
-from finecast.native.conversion_notes import unfit_notes
-from finecast.native.engine_subject import EngineSubject
-from finecast.native.model import OpenedModel, RunOptions
-from finecast.native.subject import Built
-from finecast.numbers.formats import Format
-from finecast.planning.plan import Plan
-from finecast.planning.planner import Planner
-from finecast.rules import NodeView
-from finecast.rules.policy import Policy, Scope
-from finecast.rules.tier import TIER
+from finecast.native import Built, EngineSubject, OpenedModel, unfit_notes
+from finecast.planning import Planner
+from finecast.rules import TIER, NodeView
 from finecast_neural_compressor.given_model import (
     GivenModel,
     Rules,

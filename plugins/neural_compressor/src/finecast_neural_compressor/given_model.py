@@ -12,23 +12,15 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from finecast.data.criterion import Criterion
-from finecast.data.functions import check_finite, metric_value
-from finecast.data.workload import Workload, spread
-from finecast.engines.base import Feeds, Session
-from finecast.engines.onnxruntime import explain, lacks_kernel
-from finecast.engines.probe import Speed
+from finecast import Criterion, Format, Goal, Plan, Policy
+from finecast.api import search
+from finecast.data import Workload, check_finite, metric_value, spread
+from finecast.engines import Feeds, Session, Speed, explain, lacks_kernel
 from finecast.errors import EngineError, ModelError, UsageError, UserCodeError
 from finecast.graph import Graph
-from finecast.native.conversion_notes import commonest_verdict
-from finecast.native.subject import Subject
-from finecast.numbers.formats import Format
+from finecast.native import Subject, commonest_verdict
 from finecast.ops import by_name
-from finecast.planning.plan import Plan
 from finecast.rules import UserRule
-from finecast.rules.policy import Policy
-from finecast.tuning.goal import Goal
-from finecast.tuning.tune import tune
 from finecast.usercode import guarded
 from finecast_neural_compressor.config import (
     MixedPrecisionConfig,
@@ -276,7 +268,7 @@ class GivenModel(ABC):
             feeds=[self.feeds(inputs) for inputs in calibration],
             criterion=goal.criterion,
         )
-        found = tune(self.subject(), workload, goal, policy, user_rules=tuple(rules.items()))
+        found = search(self.subject(), workload, goal, policy, user_rules=tuple(rules.items()))
         for text in found.warnings:
             warnings.warn(text, stacklevel=4)
         if not found.improved:

@@ -11,10 +11,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from finecast.data.functions import check_finite
+from finecast import Format, Goal
+from finecast.data import check_finite
 from finecast.errors import UsageError
-from finecast.numbers.formats import Format
-from finecast.tuning.goal import Budget, Goal
+from finecast.tuning import Budget
 from finecast_neural_compressor import quantization
 from finecast_neural_compressor.config import MixedPrecisionConfig
 from finecast_neural_compressor.frameworks import given

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from finecast import Format
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
-from finecast.numbers.formats import Format
 from finecast.rules import NodeView
 
 OpDict = Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]

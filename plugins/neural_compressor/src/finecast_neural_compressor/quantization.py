@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from finecast import Format, Policy, Scope
 from finecast.errors import UsageError
 from finecast.graph import Node
-from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.rules.policy import Policy, Scope
 from finecast_neural_compressor.config import PostTrainingQuantConfig
 from finecast_neural_compressor.frameworks import framework_of, given
 from finecast_neural_compressor.given_model import (

@@ -23,23 +23,17 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils._pytree import tree_leaves, tree_map
 
 import finecast.torch as finecast_torch
-from finecast.engines.base import Feeds
-from finecast.engines.probe import Speed, speed_of
-from finecast.engines.torch import TorchEngine
-from finecast.engines.torch.session import Arguments, ProgramSignature, examples, runnable
+from finecast import Format, Plan, Policy, Scope
+from finecast.engines import Feeds, Speed, speed_of
+from finecast.engines.torch import Arguments, ProgramSignature, TorchEngine, examples, runnable
 from finecast.errors import ModelError, UsageError
 from finecast.files import write_bytes
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch.aten import DTYPES
-from finecast.frontends.torch.capture import evaluating, quiet
-from finecast.frontends.torch.converted import check_types_stay
+from finecast.frontends.torch import DTYPES, check_types_stay, evaluating, quiet
 from finecast.graph import Graph
-from finecast.native.subject import Subject
-from finecast.native.torch.model import TorchModel, of_module
-from finecast.native.torch.planning import device_of
-from finecast.numbers.formats import Format
-from finecast.planning.plan import Plan
-from finecast.rules.policy import Policy, Scope, low_format
+from finecast.native import Subject
+from finecast.native.torch import TorchModel, device_of, of_module
+from finecast.rules import low_format
 from finecast_neural_compressor.given_model import (
     GivenModel,
     Rules,

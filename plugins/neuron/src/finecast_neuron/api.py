@@ -7,18 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack
 
-from finecast import api
-from finecast.api import Model
+from finecast import Criterion, DataOptions, Policy, api
+from finecast.api import Destination, Model, ReadOptions
 from finecast.arguments import checked, group_of
-from finecast.data.criterion import Criterion
-from finecast.data.sources import Data, DataOptions
-from finecast.devices.emulation import Emulation
+from finecast.data import Data
+from finecast.devices import Emulation
 from finecast.files import CommandFiles
 from finecast.keywords import AccuracyKeywords, WritingKeywords
-from finecast.native.artefact import Destination
-from finecast.native.model import ReadOptions
 from finecast.progress import Progress, reporting, silent
-from finecast.rules.policy import Policy
 from finecast_neuron.ladder import LadderOutcome, LadderWalk, Rung, search_per_op
 
 

@@ -11,11 +11,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from finecast.devices import choice as devices
-from finecast.devices.choice import CastChoice, format_notes, stated_formats
-from finecast.devices.emulation import Emulation, check_formats, explicit_casts
+from finecast import Scope
+from finecast.devices import (
+    CastChoice,
+    Emulation,
+    check_formats,
+    emulated_codes,
+    explicit_casts,
+    format_notes,
+    planned,
+    stated_formats,
+)
+from finecast.devices import choose as choose_casts
 from finecast.errors import UsageError
-from finecast.rules.policy import Scope
 from finecast_neuron.compilers import Compiler, resolve
 from finecast_neuron.flags import Given
 
@@ -45,7 +53,7 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
     """
     device = any(getattr(given, o) is not None for o in _DEVICE_OPTIONS)
     if not (device or compiler or sdk is not None):
-        return devices.choose(given.request)
+        return choose_casts(given.request)
     stated = given.fast_math is not None or given.fp32_cast is not None
     implied = _implied_device(given) if not stated else ()
     own = given.auto_cast is None and not (stated or compiler or sdk is not None)
@@ -96,7 +104,7 @@ def emulated(
     if not given.request.asks_for_codes:
         options = resolve(given, sdk=sdk)
         return options.emulation, options.label, options.notes
-    return devices.emulated_codes(given.request, _planned(given))
+    return emulated_codes(given.request, _planned(given))
 
 
 def _planned(given: Given) -> CastChoice:
@@ -112,7 +120,7 @@ def _planned(given: Given) -> CastChoice:
             )
     # The flags that touch numbers are checked as the compiler would check them.
     options = resolve(replace(given, auto_cast=None, auto_cast_type=None))
-    return devices.planned(given.request, explicit(options.emulation), options.notes)
+    return planned(given.request, explicit(options.emulation), options.notes)
 
 
 def explicit(emulation: Emulation) -> Emulation:

@@ -12,31 +12,35 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finecast.cli.common import (
+from finecast.api import Destination
+from finecast.cli import (
     Evaluation,
     Json,
     Kept,
     Model,
+    Only,
     Trusted,
+    Verbatim,
     telling_stale,
+    warn,
     warn_stale,
+    write_json,
+    write_note,
+    write_report,
 )
-from finecast.cli.groups import Only
-from finecast.cli.output import Verbatim, warn, write_json, write_note, write_report
-from finecast.devices.choice import CastRequest
+from finecast.devices import CastRequest
 from finecast.errors import ExitCode
 from finecast.files import CommandFiles
 from finecast.naming import Option
-from finecast.native.artefact import Destination
 from finecast.progress import shown
-from finecast.reports.base import output_lines
+from finecast.reports import output_lines
 from finecast_neuron.choice import choose
 from finecast_neuron.compilers import NEURON_TARGETS
 from finecast_neuron.options import CompilerFlags
 
 if TYPE_CHECKING:
-    from finecast.devices.emulation import Emulation
-    from finecast.rules.policy import Policy
+    from finecast import Policy
+    from finecast.devices import Emulation
     from finecast_neuron.ladder import LadderOutcome, Rung
 
 _COMPILED = ".neff"
@@ -144,7 +148,7 @@ def run(
 
 
 def _print_advice(outcome: LadderOutcome, compiled: str | None) -> None:
-    from finecast.data.metrics import by_output
+    from finecast.data import by_output
 
     plan, output = outcome.plan, outcome.output
     lines: list[str] = []

@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeVar
 
-from finecast.devices.emulation import Emulation, check
-from finecast.devices.targets import Relayout, load_target
+from finecast import Format, Policy, Scope
+from finecast.devices import Emulation, Relayout, check, load_target
 from finecast.errors import UsageError
 from finecast.naming import look_up, spelled
-from finecast.numbers.formats import Format
-from finecast.numbers.roundmodes import SEEDS, Rounding
-from finecast.rules.policy import Policy, Scope
+from finecast.numbers import SEEDS, Rounding
 from finecast_neuron.flags import Given, read
 from finecast_neuron.ladder import Rung
 

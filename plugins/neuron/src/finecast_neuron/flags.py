@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
-from finecast.devices.choice import CastRequest
+from finecast.devices import CastRequest
 from finecast.errors import UsageError
 from finecast.naming import plain_dashes, spelled, stated, switch
 

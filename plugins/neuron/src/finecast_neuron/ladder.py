@@ -16,24 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from finecast.data.criterion import Criterion
-from finecast.data.metrics import by_output
-from finecast.data.workload import Workload
-from finecast.devices.emulation import Emulation, setting_of
-from finecast.engines.base import Session
-from finecast.engines.exact import CachedSession
-from finecast.measure.racing import Effort
-from finecast.native.device import DeviceModel
-from finecast.native.model import OpenedModel
-from finecast.numbers.formats import Format
-from finecast.planning.plan import Plan
-from finecast.planning.proposing import lowest, propose
+from finecast import Criterion, Format, Plan, Policy, Scope
+from finecast.data import Workload, by_output
+from finecast.devices import Emulation, setting_of
+from finecast.engines import CachedSession, Session
+from finecast.measure import Effort
+from finecast.native import DeviceModel, OpenedModel
+from finecast.planning import lowest, propose
 from finecast.progress import Progress, silent
-from finecast.reports.base import Report, TextTable
-from finecast.rules.facts import first_nonfinite
-from finecast.rules.policy import Policy, Scope
-from finecast.tuning.search import Candidate, chain, fastest_passing
-from finecast.tuning.trials import nan_baseline
+from finecast.reports import Report, TextTable
+from finecast.rules import first_nonfinite
+from finecast.tuning import Candidate, chain, fastest_passing, nan_baseline
 
 # Formats that a cast in the model can state and every compiler respects. Tf32 is not
 # one: ONNX has no such type, so that a compiler would see slow arithmetic and fp32 products.

@@ -17,8 +17,7 @@ from finecast_neuron.flags import (
 )
 
 if TYPE_CHECKING:
-    from finecast.devices.choice import CastChoice, CastRequest
-    from finecast.devices.emulation import Emulation
+    from finecast.devices import CastChoice, CastRequest, Emulation
     from finecast_neuron.ladder import Rung
 
 
@@ -100,7 +99,7 @@ class CompilerFlags:
         Raises:
             UsageError: If no target is named, or it has no ladder.
         """
-        from finecast.devices.choice import CastRequest
+        from finecast.devices import CastRequest
         from finecast_neuron.compilers import ladder
 
         given, notes = self.given(CastRequest(target=target))

@@ -14,16 +14,27 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from finecast import Format
 from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
 from finecast.naming import unknown_name
-from finecast.numbers.formats import Format
 from finecast.ops import OP_TABLE, Tier, by_name
-from finecast.rules import Context, Rule, Ruling
-from finecast.rules.base import NodeView, UserRule, only
-from finecast.rules.guests import Guest, Override, Overrides
-from finecast.rules.override import current, innermost, parameters
-from finecast.rules.support import DEFINITION, KERNEL
+from finecast.rules import (
+    DEFINITION,
+    KERNEL,
+    Context,
+    Guest,
+    NodeView,
+    Override,
+    Overrides,
+    Rule,
+    Ruling,
+    UserRule,
+    current,
+    innermost,
+    only,
+    parameters,
+)
 
 ALWAYS: Final = frozenset(
     {

@@ -21,13 +21,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from finecast.data.sources import file_of
+from finecast.data import file_of
 from finecast.errors import EngineError, UsageError
 from finecast.files import digest
-from finecast.measure.environment import environment
-from finecast.processes.worker import Answer, WorkerDiedError
+from finecast.measure import machine_environment as environment
+from finecast.processes import Answer, WorkerDiedError
 from finecast.progress import Notice, Progress
-from finecast.tuning.workers import LocalWorker, NodeLostError, Opening, WorkerProcess
+from finecast.tuning import LocalWorker, NodeLostError, Opening, WorkerProcess
 
 _CHUNK_BYTES: Final = 64 << 20
 """Of a file that travels: a node holds so much of it in memory at a time."""

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from finecast.cli.common import Json
-from finecast.cli.output import Verbatim, write_json, write_note
+from finecast.cli import Json, Verbatim, write_json, write_note
 from finecast.errors import UsageError
 
 

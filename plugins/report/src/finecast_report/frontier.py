@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
-from finecast.reports.summary import only_uncertified
+from finecast.reports import only_uncertified
 from finecast.terminal import safe
 
 _WIDTH: Final = 720

@@ -16,17 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from finecast import api
-from finecast.data.sources import Data, DataOptions
+from finecast import DataOptions, Policy, Result, api
+from finecast.data import Data
 from finecast.errors import EngineError, UsageError
-from finecast.rules import UserRule
-from finecast.rules.policy import DEFAULT_POLICY, Policy
-from finecast.tuning.result import Result
+from finecast.rules import DEFAULT_POLICY, UserRule
 
 if importlib.util.find_spec("tensorflow") is None:
     raise EngineError("finecast.tensorflow needs TensorFlow", fix="pip install tensorflow")
 
-from finecast.native.opening import check_written
+from finecast.native import check_written
 from finecast_tensorflow.frontend.loading import read_frozen
 from finecast_tensorflow.native import Function, TensorFlowModel
 

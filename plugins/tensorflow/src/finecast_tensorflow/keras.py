@@ -8,11 +8,10 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+from finecast import Format, Plan
 from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
-from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.planning.plan import Plan
 from finecast_tensorflow.frontend.library import tf
 from finecast_tensorflow.native import take
 

@@ -9,22 +9,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
+from finecast import Plan, Policy, Scope
+from finecast.api import Destination
 from finecast.errors import UsageError
-from finecast.files import check_writable_folder, digest
-from finecast.files.staging import staging
-from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras
-from finecast.frontends.native_model import NativeModel
-from finecast.frontends.prepared import PreparedModel
+from finecast.files import check_writable_folder, digest, staging
+from finecast.frontends import KERAS_SUFFIX, NativeModel, PreparedModel, load_keras
 from finecast.graph import Dim, Graph
-from finecast.native.artefact import Destination, Verified
-from finecast.native.engine_model import EngineModel
-from finecast.native.opening import check_written
-from finecast.native.source import EngineBuilt, VerifyOn, check_trust
-from finecast.native.subject import Built
-from finecast.native.verifying import verify
-from finecast.planning.adjustments import Adjustment
-from finecast.planning.plan import Plan
-from finecast.rules.policy import Policy, Scope
+from finecast.native import (
+    Built,
+    EngineBuilt,
+    EngineModel,
+    Verified,
+    VerifyOn,
+    check_trust,
+    check_written,
+    verify,
+)
+from finecast.planning import Adjustment
 from finecast_tensorflow import frontend
 from finecast_tensorflow.frontend import (
     FrozenModel,

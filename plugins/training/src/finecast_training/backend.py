@@ -22,28 +22,28 @@ from torch.fx import GraphModule
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from finecast.engines.probe import drop_slow_formats, speed_of
-from finecast.engines.torch import TorchEngine
-from finecast.engines.torch.costs import CompiledCost
+from finecast import Plan, Policy, Scope
+from finecast.engines import drop_slow_formats, speed_of
+from finecast.engines.torch import CompiledCost, TorchEngine
 from finecast.errors import UsageError
-from finecast.frontends.torch import CASTS, TorchPrepared
-from finecast.frontends.torch.reader import mark_regions
+from finecast.frontends.torch import CASTS, TorchPrepared, mark_regions
 from finecast.graph import Graph
 from finecast.naming import listed, look_up, suggestion
-from finecast.native.planning import Judging
-from finecast.native.roundings import Times
-from finecast.native.torch.model import slow_formats
-from finecast.native.torch.planning import (
-    planner_of,
+from finecast.native import Judging, Times
+from finecast.native.torch import planner_of, slow_formats
+from finecast.ops import graph_flops, recurrent_flops
+from finecast.planning import frontier_of, proposal
+from finecast.rules import (
+    DEFAULT_POLICY,
+    FINECAST,
+    GUESTS,
+    Overrides,
+    UserRule,
+    current,
+    op_names,
+    rule_set_of,
+    unmatched,
 )
-from finecast.ops.flops import flops, recurrent_flops
-from finecast.planning.plan import Plan
-from finecast.planning.proposing import frontier_of, proposal
-from finecast.rules import UserRule
-from finecast.rules.guests import FINECAST, GUESTS, Overrides, rule_set_of
-from finecast.rules.override import current, unmatched
-from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
-from finecast.rules.user_rules import op_names
 from finecast_training.training_rules import TRAINING_RULES, as_autocast
 from finecast_training.weights import WeightCache
 
@@ -200,8 +200,7 @@ class Backend:
         self.unmatched = unmatched(self.unmatched, [graph])
         self.ops.update(op_names(graph.nodes))
         if self.coverage is not None:
-            counts = (flops(graph, node, shapes) for node in graph.nodes)
-            self.coverage.planned_flops += sum(count or 0.0 for count in counts)
+            self.coverage.planned_flops += graph_flops(graph, shapes)
         prepared = TorchPrepared(graph=graph, of=CASTS)
         how = Judging(user_rules=self.user_rules, overrides=self.overrides_held())
         if self.rule_set == FINECAST:

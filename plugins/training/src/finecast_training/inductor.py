@@ -28,14 +28,22 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.utils.checkpoint import CheckpointPolicy
 
-from finecast.frontends.torch.expand import BIASES, expand
-from finecast.frontends.torch.native import TorchNative, apply_edits, convert_element_type
-from finecast.frontends.torch.reader import device_kind, hinted_shapes, read
-from finecast.frontends.torch.restating import free_of_strides, read_whole_memory
+from finecast import Plan
+from finecast.frontends import edits_of
+from finecast.frontends.torch import (
+    BIASES,
+    TorchNative,
+    apply_edits,
+    convert_element_type,
+    device_kind,
+    expand_ops,
+    free_of_strides,
+    hinted_shapes,
+    read,
+    read_whole_memory,
+)
 from finecast.graph import Graph
-from finecast.planning.edits import edits
-from finecast.planning.plan import Plan
-from finecast.rules.override import names_biases
+from finecast.rules import names_biases
 from finecast_training.ordering import narrow_before_views, order_for_memory
 from finecast_training.weights import WeightCache, hoist_casts
 
@@ -86,7 +94,7 @@ class _Pass(CustomGraphPass):
         assert isinstance(module, GraphModule)
         device = device_kind(module)
         if names_biases(self.backend.overrides_held()):
-            expand(module, BIASES)
+            expand_ops(module, BIASES)
         lower(
             module,
             lambda g, shapes: self.backend.plan(g, shapes, device),
@@ -167,10 +175,8 @@ def lower(module: GraphModule, planning: Planning, decompositions: Decomposition
     graph, binding = read(module)
     with unset_fake_temporarily():  # constants are real tensors: they are read and converted
         plan = planning(graph, hinted_shapes(binding))
-        by_name = {n.name: n.id for n in graph.nodes}
-        formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
         model = TorchNative(graph, binding, convert=convert_element_type)
-        apply_edits(model, edits(graph, formats))
+        apply_edits(model, edits_of(graph, plan))
     free_of_strides(module)
     _decompose(module, decompositions)
     narrow_before_views(module.graph)

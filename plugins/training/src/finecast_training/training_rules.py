@@ -6,15 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from finecast import Format
 from finecast.graph import Graph, Node, backward_ops
-from finecast.native.torch import planning
-from finecast.numbers.formats import Format
+from finecast.native.torch import autocast_formats as inference_formats
 from finecast.ops import by_name
-from finecast.planning.planner import Planner
-from finecast.planning.points import moves
-from finecast.rules import RULES, Context, Permission, Reason, Rule, Ruling
-from finecast.rules.base import KEEP
-from finecast.rules.tier import DEPTH, TIER
+from finecast.planning import Planner, moves
+from finecast.rules import DEPTH, KEEP, RULES, TIER, Context, Permission, Reason, Rule, Ruling
 
 # ------------------------------------------- rules: sums, norms and softmax may be low
 #
@@ -103,7 +100,7 @@ def autocast_formats(
     each of its low readers has a cast of its own, whose gradient is fp32. The gradient of a
     product's bias is a sum of what the products of the backward pass read low, and low.
     """
-    chosen = planning.autocast_formats(graph, permissions, formats, _gradients_of_biases)
+    chosen = inference_formats(graph, permissions, formats, _gradients_of_biases)
     return chosen | dict.fromkeys(_sums_of_gradients(graph, chosen), Format.FP32)
 
 

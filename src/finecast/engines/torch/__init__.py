@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.export import ExportedProgram
@@ -20,6 +20,16 @@ from finecast.frontends.torch.codes import CODES
 from finecast.frontends.torch.runnable import RunnableModule
 from finecast.graph import Node
 from finecast.numbers.formats import Format
+from finecast.plugin import imported_on_use
+
+if TYPE_CHECKING:
+    # Names of this room for others, as plugins: imported on first use.
+    from finecast.engines.torch.costs import CompiledCost as CompiledCost
+    from finecast.engines.torch.session import Arguments as Arguments
+    from finecast.engines.torch.session import ProgramSignature as ProgramSignature
+    from finecast.engines.torch.session import examples as examples
+else:
+    __getattr__ = imported_on_use(__name__)
 
 NAME: Final = "torch"
 

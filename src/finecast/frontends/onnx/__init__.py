@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import onnx
 import onnx_ir as ir
@@ -64,9 +64,16 @@ from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.provenance import Provenance
+from finecast.plugin import imported_on_use
 from finecast.rules.base import DECIDED_BY, DECISION
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.user_rules import check_names
+
+if TYPE_CHECKING:
+    # Names of this room for others, as plugins: imported on first use.
+    from finecast.frontends.onnx.model import Stage as Stage
+else:
+    __getattr__ = imported_on_use(__name__)
 
 __all__ = [
     "CODES",

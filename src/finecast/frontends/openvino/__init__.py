@@ -45,12 +45,18 @@ from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.plan import Plan
 from finecast.planning.provenance import Provenance
+from finecast.plugin import imported_on_use
 from finecast.rules.policy import Adjust, Policy
 from finecast.rules.quantized import quantized_notes
 from finecast.rules.user_rules import check_names
 
 if TYPE_CHECKING:
     import openvino
+
+    # Names of this room for others, as plugins: imported on first use.
+    from finecast.frontends.openvino.model import IR_SUFFIX as IR_SUFFIX
+else:
+    __getattr__ = imported_on_use(__name__)
 
 __all__ = [
     "OvApplied",

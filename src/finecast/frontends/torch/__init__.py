@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.export import ExportedProgram
@@ -25,9 +25,27 @@ from finecast.planning.adjustments import Adjustment
 from finecast.planning.edits import Edit
 from finecast.planning.plan import Plan
 from finecast.planning.provenance import Provenance
+from finecast.plugin import imported_on_use
 from finecast.rules.override import names_biases
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.user_rules import check_names
+
+if TYPE_CHECKING:
+    # Names of this room for others, as plugins: imported on first use.
+    from finecast.frontends.torch.aten import DTYPES as DTYPES
+    from finecast.frontends.torch.capture import evaluating as evaluating
+    from finecast.frontends.torch.capture import quiet as quiet
+    from finecast.frontends.torch.converted import check_types_stay as check_types_stay
+    from finecast.frontends.torch.expand import BIASES as BIASES
+    from finecast.frontends.torch.expand import expand_ops as expand_ops
+    from finecast.frontends.torch.native import convert_element_type as convert_element_type
+    from finecast.frontends.torch.reader import device_kind as device_kind
+    from finecast.frontends.torch.reader import mark_regions as mark_regions
+    from finecast.frontends.torch.reader import read as read
+    from finecast.frontends.torch.restating import free_of_strides as free_of_strides
+    from finecast.frontends.torch.restating import read_whole_memory as read_whole_memory
+else:
+    __getattr__ = imported_on_use(__name__)
 
 CASTS: Final = ModelLibrary(name="PyTorch", types=(), states=(Format.BF16, Format.FP16))
 """What graphs state by casts alone: training graphs, and programs for an emulated device."""

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from finecast.errors import ModelError, UsageError
 from finecast.frontends.torch.draws import number_draws
-from finecast.frontends.torch.expand import BIASES, expand
+from finecast.frontends.torch.expand import BIASES, expand_ops
 from finecast.frontends.torch.reader import (
     FxBinding,
     attribute,
@@ -99,7 +99,7 @@ def capture(
         fold_constants(unlifted)
         state_linear_layers(unlifted)
         if names_biases():
-            expand(unlifted, BIASES)
+            expand_ops(unlifted, BIASES)
     read_whole_memory(unlifted)
     number_draws(unlifted.graph)
     # The numbers as they came: those of folded weights depend on the machine.

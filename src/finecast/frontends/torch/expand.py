@@ -27,7 +27,7 @@ Steps = Callable[[dict[str, Any]], Proxy | None]
 _aten: Final = torch.ops.aten
 
 
-def expand(module: GraphModule, steps: Mapping[str, Steps]) -> None:
+def expand_ops(module: GraphModule, steps: Mapping[str, Steps]) -> None:
     """Decompose in place the ops whose native names are in ``steps``."""
     for node in list(module.graph.nodes):
         build = steps.get(native_name(node)) if node.op == "call_function" else None

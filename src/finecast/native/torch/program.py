@@ -16,7 +16,7 @@ from finecast.errors import ModelError
 from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import CASTS, Captured, TorchPrepared
 from finecast.frontends.torch.capture import port_names, shared_copy
-from finecast.frontends.torch.expand import ACCUMULATIONS, ATTENTION, STEP_OF, expand
+from finecast.frontends.torch.expand import ACCUMULATIONS, ATTENTION, STEP_OF, expand_ops
 from finecast.frontends.torch.reader import hinted_shapes, read
 from finecast.frontends.torch.restating import free_of_strides
 from finecast.graph import Graph, Node
@@ -64,9 +64,9 @@ class TorchProgram(NativeProgram):
         _check_no_bodies(module)
         with torch.no_grad():
             free_of_strides(module)
-            expand(module, ATTENTION)
+            expand_ops(module, ATTENTION)
             if not self.emulation.mixed_accumulation:
-                expand(module, ACCUMULATIONS)
+                expand_ops(module, ACCUMULATIONS)
         ports = port_names(captured.program)
         graph, binding = read(module, inputs=ports["inputs"], outputs=ports["outputs"])
         pairs = zip(captured.binding.nodes, captured.graph.nodes, strict=True)

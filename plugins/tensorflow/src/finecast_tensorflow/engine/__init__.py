@@ -11,27 +11,28 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from finecast.engines.attribution import Kernel, attribute
-from finecast.engines.base import (
+from finecast import Format
+from finecast.engines import (
+    TENSORFLOW,
+    TENSORFLOW_REWRITES,
     Array,
     Engine,
     Feeds,
+    Kernel,
     KernelFormats,
     KernelTime,
     Loadable,
+    ModelStep,
+    Probe,
     Session,
     TensorSpec,
+    attribute,
     cpus,
     ordered_feeds,
 )
-from finecast.engines.numerics import TENSORFLOW, TENSORFLOW_REWRITES
-from finecast.engines.probe_models import Probe
-from finecast.engines.source import ModelStep
 from finecast.errors import EngineError, UsageError
-from finecast.frontends.dry_run import DryRun
-from finecast.frontends.keras_models import KERAS_SUFFIX, load_keras
+from finecast.frontends import KERAS_SUFFIX, DryRun, load_keras
 from finecast.graph import PHI, Node
-from finecast.numbers.formats import Format
 from finecast_tensorflow.frontend.draws import with_fixed_draws
 from finecast_tensorflow.frontend.functions import bodies, opened, plain_name, tensor_of
 from finecast_tensorflow.frontend.library import (

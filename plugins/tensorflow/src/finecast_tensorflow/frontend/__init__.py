@@ -7,15 +7,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from finecast.frontends.native_model import adjust, replay
-from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
-from finecast.frontends.replaying import check_made_for, edits_of, resolve_io
+from finecast import Plan, Policy
+from finecast.frontends import (
+    AppliedModel,
+    ModelLibrary,
+    PreparedModel,
+    adjust,
+    check_made_for,
+    edits_of,
+    replay,
+    resolve_io,
+)
 from finecast.graph import Dim, Graph
-from finecast.planning.adjustments import Adjustment, edits_by
-from finecast.planning.plan import Plan
-from finecast.planning.provenance import Provenance
-from finecast.rules.policy import Adjust, Policy
-from finecast.rules.user_rules import check_names
+from finecast.planning import Adjustment, Provenance, edits_by
+from finecast.rules import Adjust, check_names
 from finecast_tensorflow.frontend.library import DTYPES
 from finecast_tensorflow.frontend.model import FrozenModel, with_sizes
 from finecast_tensorflow.frontend.native import TensorFlowNative, observable, with_outputs

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from tempfile import TemporaryFile
 from typing import Any, Final, TypeAlias
 
+from finecast import Format
 from finecast.errors import not_imported
-from finecast.frontends.dry_run import warm_up
-from finecast.numbers.formats import Format
+from finecast.frontends import warm_up
 
 _LEVEL: Final = "TF_CPP_MIN_LOG_LEVEL"
 _NOTICE: Final = re.compile(rb"I\d{4} |WARNING: All log messages before absl::InitializeLog")

@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.errors import ModelError, UsageError
-from finecast.files.staging import staging
-from finecast.frontends.keras_models import check_names, reason, with_flat_outputs
-from finecast.frontends.saved_models import (
+from finecast.files import staging
+from finecast.frontends import (
     CHOOSE,
     MAKE_ONE,
     NONE,
     NOTES_FILE,
     SERVING,
     WRITES,
+    check_names,
     notes_in,
+    reason,
+    with_flat_outputs,
 )
 from finecast_tensorflow.frontend.canonical import canonical
 from finecast_tensorflow.frontend.functions import (

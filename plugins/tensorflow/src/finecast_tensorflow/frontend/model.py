@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from finecast.errors import ModelError
-from finecast.frontends.saved_models import SERVING
+from finecast.frontends import SERVING
 from finecast.graph import Dim
 from finecast_tensorflow.frontend.library import GraphDef, NodeDef, tf
 

@@ -13,15 +13,12 @@ from typing import Any, ClassVar, Final, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast import Format
 from finecast.errors import ModelError
-from finecast.frontends.native_model import SCALE, NativeModel
+from finecast.frontends import SCALE, NativeModel
 from finecast.graph import Graph
-from finecast.numbers.formats import Format
-from finecast.numbers.rounding import convert_constant
-from finecast.numbers.roundmodes import Rounder
-from finecast.planning.adjustments import Adjustment, AdjustOperand
-from finecast.planning.edits import Use
-from finecast.planning.points import SWITCH
+from finecast.numbers import Rounder, convert_constant
+from finecast.planning import SWITCH, Adjustment, AdjustOperand, Use
 from finecast_tensorflow.frontend.functions import (
     LOOPS,
     as_function,

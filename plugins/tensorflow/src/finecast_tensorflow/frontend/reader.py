@@ -10,9 +10,17 @@ from typing import Any, Final
 import numpy as np
 
 from finecast import ops
-from finecast.frontends.native_model import SCALE
-from finecast.graph import INNER, Attribute, ConstantStats, Dim, Graph, Node, Value
-from finecast.graph.builder import GraphBuilder
+from finecast.frontends import SCALE
+from finecast.graph import (
+    INNER,
+    Attribute,
+    ConstantStats,
+    Dim,
+    Graph,
+    GraphBuilder,
+    Node,
+    Value,
+)
 from finecast_tensorflow.frontend.functions import bodies
 from finecast_tensorflow.frontend.library import FLOATS, Operation, Tensor, dtype_label, tf
 from finecast_tensorflow.frontend.model import PLACEHOLDERS, FrozenModel

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from scipy.cluster.hierarchy import DisjointSet
 
-from finecast.numbers.formats import Format
+from finecast import Format
 from finecast_tensorflow.frontend.functions import (
     LOOPS,
     bodies,
