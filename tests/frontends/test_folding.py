@@ -363,3 +363,22 @@ def test_random_ops_are_not_folded() -> None:
         assert not folding.fold(lookup(native), ["w"], made)
     assert folding.fold(lookup("onnx::Transpose"), ["w"], made)
     assert "v" in folding
+
+
+@pytest.mark.parametrize("fmt", ["int8_weights", "int8_weights_bf16"])
+def test_the_codes_of_a_tied_table_are_stored_once(fmt: str) -> None:
+    """The lookup's codes and those of the product, which reads it transposed, were both."""
+    low = _converted(_tied(), f"all:{fmt}", {"x": _matrix(4, N), "ids": np.arange(4)})
+    coded = [t for t in low.graph.initializer if t.data_type == onnx.TensorProto.INT8]
+    assert [list(t.dims) for t in coded] == [[N, N]]
+    by_name = {n.name: n for n in low.graph.node}
+    makers = {name: n.op_type for n in low.graph.node for name in n.output}
+    assert makers[by_name["rows"].input[0]] == "DequantizeLinear"
+    assert makers[by_name["product"].input[1]] == "Transpose"
+
+
+def test_openvino_runs_both_readers_of_a_tied_table_on_its_codes() -> None:
+    done = finecast.convert(_tied(), policy="all:int8_weights", engine="openvino")
+    assert done.counts["int8_weights"] == 2
+    assert done.verified.relative_error is not None
+    assert done.verified.relative_error < 0.05

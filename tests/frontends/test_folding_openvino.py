@@ -171,3 +171,24 @@ def test_a_large_constant_of_few_bytes_stays_an_op(tmp_path: Path) -> None:
     weights = graph.read(graph.find("product"), 1)
     assert weights is not None
     assert weights.constant is None
+
+
+@pytest.mark.parametrize("fmt", ["int8_weights", "int4_weights", "bf16", "fp16"])
+def test_a_tied_table_is_stored_once(fmt: str, tmp_path: Path) -> None:
+    """A lookup reads it as it is, a product transposed: the file had it twice."""
+    ids = opset13.parameter([8], np.int64, name="ids")
+    table = opset13.constant(np.vstack([W, W[::-1]]))
+    rows = opset13.gather(table, ids, opset13.constant(0), name="rows")
+    turned = opset13.transpose(table, opset13.constant([1, 0]))
+    product = opset13.matmul(rows, turned, False, False, name="product")
+    model: Any = Model
+    results: Any = [opset13.result(product, name="y")]
+    path, low = tmp_path / "tied.xml", tmp_path / "low.xml"
+    save_model(model(results, [ids], "tied"), path, compress_to_fp16=False)
+    done = finecast.convert(path, low, f"all:{fmt}", engine="openvino", progress=False)
+    assert done.counts == {fmt: 2}
+    bits = Format.parse(fmt).bits
+    size = low.with_suffix(".bin").stat().st_size
+    assert size < 1.3 * 2 * N * N * bits / 8 + 4 * 2 * N * 4
+    assert done.verified.relative_error is not None
+    assert done.verified.relative_error < 0.3

@@ -194,3 +194,31 @@ def test_parameters_that_store_no_numbers_are_refused(change: dict[str, Any]) ->
 def test_symmetric_codes_have_no_zero_point() -> None:
     with pytest.raises(ValueError, match="no zero point 3"):
         Scaled.from_dict(ANY, SYMMETRIC, GOOD)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "order", "channel"),
+    [
+        (Format.INT8_WEIGHTS, (1, 0), 1),
+        (Format.INT8_WEIGHTS, (2, 0, 1), 0),
+        (Format.INT8_WEIGHTS, (1, 2, 0), 2),
+        (Format.INT4_WEIGHTS, (1, 0), 0),
+        (Format.INT4_WEIGHTS, (1, 0), 1),
+    ],
+)
+def test_what_is_transposed_has_the_same_codes_transposed(
+    fmt: Format, order: tuple[int, ...], channel: int
+) -> None:
+    sizes = (128, 192, 64)[: len(order)]
+    source = np.random.default_rng(0).standard_normal(sizes).astype(np.float32)
+    result = source.transpose(order)
+    encoding = Scaled.of_constant(fmt, result, (channel,))
+    before = encoding.before(order, result.shape)
+    assert before is not None
+    assert np.array_equal(before.encode(source).transpose(order), encoding.encode(result))
+    assert np.array_equal(before.round(source).transpose(order), encoding.round(result))
+    whole = Scaled.of_constant(Format.INT8, result)
+    assert whole.before(order, result.shape) == whole
+    every = tuple(range(len(order)))
+    several = Scaled.of_constant(Format.INT8, result, every)
+    assert several.before(order, result.shape) is None

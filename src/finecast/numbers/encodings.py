@@ -203,6 +203,28 @@ class Scaled:
         grid, zero = self.grid.moved(zero_point), self.zero_point + zero_point
         return replace(self, grid=grid, zero_point=zero)
 
+    def before(self, order: Sequence[int], sizes: Sequence[int]) -> Scaled | None:
+        """The encoding, with equal codes, of what is transposed to a tensor that has this one.
+
+        Args:
+            order: Of each axis of the tensor, the axis that it was before.
+            sizes: The tensor's shape.
+
+        Returns:
+            None for groups, and for channels along several axes: their order may change.
+        """
+        if self.axis is None:
+            return self
+        axis = order[self.axis]
+        if self.group is not None and not self.shifts:
+            groups = [n // (self.group if i == self.axis else 1) for i, n in enumerate(sizes)]
+            scales = np.asarray(self.scale, np.float32).reshape(groups)
+            scales = scales.transpose(np.argsort(order)).reshape(-1)
+            return replace(self, axis=axis, scale=scales.tolist())
+        if self.group is not None or sizes[self.axis] != len(self.scale):
+            return None
+        return replace(self, axis=axis)
+
     def along(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """The scale of each element of an array of ``shape``.
 

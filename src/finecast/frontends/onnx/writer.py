@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final, TypeAlias, final
 
 import numpy as np
 import onnx_ir as ir
@@ -34,7 +34,7 @@ from finecast.frontends.onnx.editor import (
 from finecast.frontends.onnx.reader import SCALAR_NAMES, OnnxBinding
 from finecast.frontends.onnx.statements import KINDS, STATEMENTS, Maker, rounding
 from finecast.graph import SCALARS, Graph
-from finecast.numbers.encodings import Dynamic, Encoding, Reading
+from finecast.numbers.encodings import Dynamic, Encoding, Reading, Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.ops import lookup
@@ -55,6 +55,9 @@ _JOINED: Final = "finecast_joined/"
 _AXES_ARE_INPUTS: Final = AXES_ARE_INPUTS_SINCE["ReduceMean"]
 # Those of which the result has the shape of the last input.
 _ELEMENTWISE: Final = frozenset({"clamp", "is_inf", "multiply", "select"})
+
+# A constant and an encoding that it is stored in.
+_Coded: TypeAlias = tuple[ir.Value, Encoding]
 
 # Attributes that state the float type of an op's result, by op type.
 _TYPE_ATTRIBUTES: Final = {
@@ -99,9 +102,8 @@ def apply_edits(
             model.insert_cast(edit, exact=edit.value in rounded)
         elif isinstance(edit, ConvertConstant):
             model.convert(edit)
-    for edit in edits:  # last: they round what a reader reads after the other edits
-        if isinstance(edit, RoundTrip):
-            model.insert_rounding(edit)
+    # Last: they round what a reader reads after the other edits.
+    model.insert_roundings([edit for edit in edits if isinstance(edit, RoundTrip)])
     drop_unread(dict.fromkeys(model.replaced))
     merge_casts(binding.model.graphs())
 
@@ -126,6 +128,8 @@ class EditedModel(NativeModel):
         self.replaced: list[ir.Value] = []
         self.binding = binding
         self._low: dict[tuple[ir.Value, Format], ir.Value] = {}
+        # Constants that are stored in an encoding, as they are read; None before they are.
+        self._decoded: dict[_Coded, ir.Value | None] = {}
         self._main = binding.model.graph
         self._editor = Editor(binding.model)
         self._maker = Maker(self._editor)
@@ -490,8 +494,14 @@ class EditedModel(NativeModel):
         home.extend(self._editor.take())
         return new
 
-    def insert_rounding(self, edit: RoundTrip) -> None:
-        """Put nodes that round after the value; a constant is rounded when it is written."""
+    def insert_roundings(self, edits: Sequence[RoundTrip]) -> None:
+        """Put nodes that round after values; constants are rounded when they are written."""
+        constants = (e for e in edits if self.graph.values[e.value].constant is not None)
+        self._decoded |= {(self.binding.values[e.value], e.to): None for e in constants}
+        for edit in edits:
+            self._insert_rounding(edit)
+
+    def _insert_rounding(self, edit: RoundTrip) -> None:
         value = self.binding.values[edit.value]
         constant = self.graph.values[edit.value].constant is not None
         made: dict[ir.Value, ir.Value] = {}
@@ -501,19 +511,66 @@ class EditedModel(NativeModel):
                 continue
             seen = port.value()
             if seen not in made:
-                made[seen] = self._rounded(value if constant else seen, edit.to, constant)
+                made[seen] = (
+                    self._stored_and_read(value, edit.to)
+                    if constant
+                    else self._rounded(seen, edit.to)
+                )
             port.read(made[seen])
 
-    def _rounded(self, value: ir.Value, to: Encoding, constant: bool) -> ir.Value:
-        """``value`` rounded to ``to``, in fp32; a constant is stored in ``to``."""
-        row = STATEMENTS[to.format]
-        if constant:
+    def _rounded(self, value: ir.Value, to: Encoding) -> ir.Value:
+        """``value`` rounded to ``to``, in fp32."""
+        return self._noted(rounding(self._maker, value, to), to, value)
+
+    def _stored_and_read(self, value: ir.Value, to: Encoding) -> ir.Value:
+        """The constant ``value``, stored in ``to``, as it is read.
+
+        A tied table, which a lookup reads as it is and a product transposed, is stored once:
+        what decodes it stands in front of the transposition, where OpenVINO's kernels take it.
+        """
+        found = self._decoded.get((value, to))
+        if found is None:
             self.replaced.append(value)
-            value = self._initializer(value, to)
-            out = row.back(self._maker, value, to)
-        else:
-            out = rounding(self._maker, value, to)
-        if not row.by_casts:
+            source = self._transposed_from(value, to)
+            if source in self._decoded:
+                found = self._transposed(self._stored_and_read(*source), value, to)
+            else:
+                stored = self._initializer(value, to)
+                back = STATEMENTS[to.format].back(self._maker, stored, to)
+                found = self._noted(back, to, stored)
+            self._decoded[value, to] = found
+        return found
+
+    def _transposed_from(self, value: ir.Value, to: Encoding) -> _Coded | None:
+        """What ``value`` is the transpose of, with its encoding in equal codes."""
+        node = value.producer()
+        if value not in self.binding.folded or node is None or node.op_type != "Transpose":
+            return None
+        source, tensor = node.inputs[0], self.binding.constant(value)
+        if source is None or tensor is None or not isinstance(to, Scaled):
+            return None
+        sizes = tensor.shape.numpy()
+        before = to.before(node.attributes.get_ints("perm", [*range(len(sizes))[::-1]]), sizes)
+        return None if before is None else (source, before)
+
+    def _transposed(self, read: ir.Value, value: ir.Value, to: Encoding) -> ir.Value:
+        """What is ``read``, transposed by a new node as ``value`` is."""
+        node = value.producer()
+        assert node is not None
+        out = self._editor.op(
+            "Transpose",
+            [read],
+            node.attributes,
+            name=self._editor.fresh(f"{value.name}_{to.format.label}"),
+            dtype=read.dtype,
+            shape=value.shape,
+        )
+        self._editor.made[-1].metadata_props[MARK] = ""
+        return self._noted(out, to, read)
+
+    def _noted(self, out: ir.Value, to: Encoding, value: ir.Value) -> ir.Value:
+        """``out`` of the nodes that were made, which read ``value``: they are put after it."""
+        if not STATEMENTS[to.format].by_casts:
             for node in self._editor.made:
                 node.metadata_props[ROUNDING] = f"{to.label} {out.name}"
         self._editor.place_after(value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, final
 
 import ml_dtypes
 import numpy as np
@@ -39,12 +39,14 @@ from finecast.numbers.encodings import Encoding, Scaled, packed
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
 from finecast.planning.adjustments import Adjustment, AdjustOperand
-from finecast.planning.edits import Edit, Use
+from finecast.planning.edits import ConvertConstant, Edit, RoundTrip, Use
 from finecast.planning.points import SWITCH
 
 if TYPE_CHECKING:
     import openvino
 
+
+T = TypeVar("T", Format, Scaled)
 
 # What it gives nobody reads, and OpenVINO compiles no model that reads it.
 _STORES: Final = "openvino::Assign"
@@ -108,7 +110,8 @@ def apply_edits(
     Raises:
         ModelError: If OpenVINO refuses the edited model.
     """
-    model = OvNative(graph, binding)
+    model, edits = OvNative(graph, binding), [*edits]
+    model.share_constants(edits)
     replay(model, edits, exact)
     note_inserted(binding.model, model.inserted)
     try:
@@ -138,6 +141,9 @@ class OvNative(NativeModel):
         for result in binding.model.get_results():
             self._results.setdefault(ids[port_key(result.input_value(0))], []).append(result)
         self._switch: Any = None
+        self._ids = ids
+        # Constants in the encodings that they are stored in; None before they are.
+        self._kept: dict[tuple[int, Encoding], openvino.Output | None] = {}
 
     @classmethod
     def copy_of(cls, model: openvino.Model) -> OvNative:
@@ -234,8 +240,54 @@ class OvNative(NativeModel):
             self._added(result.get_node(), f"{cast}_{label}", Format.BF16.label)
         return rounded
 
+    def share_constants(self, edits: Iterable[Edit]) -> None:
+        """Note which constants are stored in what: one of them may be another transposed.
+
+        A tied table, which a lookup reads as it is and a product transposed, is stored once.
+        """
+        stored = (e for e in edits if isinstance(e, ConvertConstant | RoundTrip))
+        constants = (e for e in stored if self.graph.values[e.value].constant is not None)
+        self._kept |= {(e.value, e.to): None for e in constants}
+
+    def _shared(
+        self, value: int, to: T, store: Callable[[int, T], openvino.Output]
+    ) -> openvino.Output:
+        """What ``store`` gives for a constant, or for the one that it transposes."""
+        found = self._kept.get((value, to))
+        if found is None:
+            node = self.binding.values[value].get_node()
+            source = self._transposed_from(value, to)
+            if source in self._kept:
+                read = self._shared(*source, store)
+                name = f"{node.get_friendly_name()}_{to.label}"
+                turned = self.op("transpose", read, node.input_value(1)).get_node()
+                found = self._added(turned, name, to.label if isinstance(to, Scaled) else "")
+            else:
+                found = store(value, to)
+            self._kept[value, to] = found
+        return found
+
+    def _transposed_from(self, value: int, to: T) -> tuple[int, T] | None:
+        """The constant that ``value`` is the transpose of, with its encoding."""
+        port = self.binding.values[value]
+        node = port.get_node()
+        if node.get_type_name() != "Transpose":
+            return None
+        source = self._ids.get(port_key(node.input_value(0)))
+        order = node.input_value(1).get_node()
+        if source is None or order.get_type_name() != "Constant":
+            return None
+        axes = order.get_data().reshape(-1).tolist()
+        sizes = [*port.get_shape()]
+        axes = axes or [*range(len(sizes))[::-1]]
+        before = to.before(axes, sizes) if isinstance(to, Scaled) else to
+        return None if before is None else (source, before)
+
     def stored(self, value: int, to: Format) -> openvino.Output:
         """The port of the new constant."""
+        return self._shared(value, to, self._stored)
+
+    def _stored(self, value: int, to: Format) -> openvino.Output:
         constant = self.binding.constants[value]
         new = new_constant(convert_constant(self.binding.numbers(value), to), to)
         return self._added(new, f"{constant.get_friendly_name()}_{to.label}")
@@ -260,6 +312,9 @@ class OvNative(NativeModel):
         """A constant in a low type, read as fp32, or as codes, and the ops that decode it."""
         if not isinstance(to, Scaled):
             return self._widened(self.stored(value, to))
+        return self._shared(value, to, self._decoded)
+
+    def _decoded(self, value: int, to: Scaled) -> openvino.Output:
         constant = self.binding.constants[value]
         nodes = stored_codes(self.binding.numbers(value), to)
         back = nodes.pop("_back")
