@@ -11,6 +11,7 @@ import pytest
 
 from finecast import api
 from finecast.engines.onnxruntime import OnnxRuntimeEngine
+from finecast.numbers.formats import Format
 from tests.frontends.tools import parse
 
 STATED = "g (float[N,4] x) => (float[N,4] y) { a = Relu(x) y = Tanh(a) }"
@@ -49,7 +50,7 @@ def test_values_are_shown_together(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     text = f"g (float[N,4] v0) => (float[N,4] y) {{ {steps} y = Relu(v300) }}"
     onnx.save(parse(text), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", v0=np.full((5, 4), 1e39 / 1e2, np.float32))
-    low = api.Format.FP16
+    low = Format.FP16
     monkeypatch.setattr(OnnxRuntimeEngine, "load", counted)
     census = api.inspect(tmp_path / "m.onnx", data=tmp_path / "d.npz", low=low)
     assert [w.value for w in census.warnings] == ["v0"]

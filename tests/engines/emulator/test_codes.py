@@ -62,7 +62,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 def test_products_of_codes_are_the_reference_s(target: str, files: tuple[Path, Path]) -> None:
     net, data = files
     # The products whose scales are powers of two, so that fp32 adds up their codes exactly.
-    policy = Policy(formats=(Format.INT8,), scope=api.Policy.parse("all").scope)
+    policy = Policy(formats=(Format.INT8,), scope=Policy.parse("all").scope)
     rules = {"some": lambda view: None if view.name in ("one", "conv") else "fp32"}
     done = api.convert(
         net, None, policy, target=target, data=str(data), user_rules=rules, verify=False
