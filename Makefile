@@ -64,7 +64,7 @@ demo: $(VENV)/.installed
 # WORKERS=0 runs them in one process, as a debugger needs it.
 WORKERS ?= auto
 # Tests of the core in which plugins take part where they are here, and the pages.
-WITH_PLUGINS := tests/docs tests/zoo tests/test_keywords.py tests/test_structure.py \
+WITH_PLUGINS := tests/docs tests/zoo tests/test_keywords.py tests/test_seams.py tests/test_structure.py \
   tests/reports/test_base.py tests/cli/test_both_ways.py tests/cli/test_file_names.py \
   tests/cli/test_groups.py tests/cli/test_user_files.py tests/torch/test_laws.py \
   tests/torch/test_mixed_types.py tests/torch/test_regions.py tests/torch/test_scalars.py \
