@@ -2,7 +2,7 @@
 #   make demo    tune a real model, print before and after
 #   make test    every check, as CI runs it
 .DEFAULT_GOAL := help
-.PHONY: help demo docs package test test-core test-tensorflow lint bench judge peers mutants zoo zoo-sample clean
+.PHONY: help demo docs package test test-core test-tensorflow lint bench judge lab peers mutants zoo zoo-sample clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,6 +21,7 @@ help:
 	@echo "make test-tensorflow  the tests of TensorFlow models, in an environment of their own"
 	@echo "make lint   the same without the tests"
 	@echo "make judge  plans beside the best ones, on nets of which all are tried"
+	@echo "make lab    searches on simulated nets: seconds, evaluations, regret"
 	@echo "make peers  other tools on the same models, each in an environment of its own"
 	@echo "make docs   the documentation as a site, in build/site"
 	@echo "make package  the wheel and the source archive, tried in an empty environment"
@@ -135,6 +136,10 @@ bench: $(VENV)/.installed-dev
 # Nets of which every plan is tried: how far each tool's plan lies from the best.
 judge: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.judge $(JUDGE_ARGS)
+
+# Searches on simulated nets. LAB_ARGS='--families cnn --seeds 20'; '--held-out' is for the last run.
+lab: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.lab $(LAB_ARGS)
 
 # Other tools take some 10 GB of environments, in the user's cache. What is done already is kept:
 # PEERS_ARGS='--only finecast --again' makes rows anew. Five models need .venv-zoo (make zoo).

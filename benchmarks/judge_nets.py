@@ -92,7 +92,7 @@ class JudgeNet:
         values = [self.x]
         for op, lowered in zip(self.ops, low, strict=True):
             operands = [values[r] for r in op.reads]
-            values.append(_computed(op, operands, low=lowered, reverse=reverse))
+            values.append(computed(op, operands, low=lowered, reverse=reverse))
         return values[-1]
 
     def snrs_db(self, *, reverse: bool = False) -> NDArray[np.float64]:
@@ -121,7 +121,7 @@ class JudgeNet:
         op = self.ops[depth]
         operands = [values[r] for r in op.reads]
         for lowered in (False, True):
-            result = _computed(op, operands, low=lowered, reverse=reverse)
+            result = computed(op, operands, low=lowered, reverse=reverse)
             masked = mask | lowered << depth
             yield from self._outputs([*values, result], masked, reverse=reverse)
 
@@ -158,23 +158,35 @@ def _value(index: int, last: int) -> str:
     return "x" if index == 0 else "y" if index == last else f"v{index}"
 
 
-def _rounded(x: Array) -> Array:
+def rounded(x: Array) -> Array:
+    """``x`` rounded to fp16, in fp32."""
     with np.errstate(over="ignore"):
         return x.astype(np.float16).astype(np.float32)
 
 
-def _computed(op: Op, operands: list[Array], *, low: bool, reverse: bool) -> Array:
-    """An op in fp32, or with its operands and its result rounded to fp16 (sums in fp32)."""
-    operands = [*operands, *([] if op.weight is None else [op.weight])]
+def computed(
+    op: Op,
+    operands: list[Array],
+    *,
+    low: bool = False,
+    low_weight: bool = False,
+    reverse: bool = False,
+) -> Array:
+    """An op in fp32, or with its operands and its result rounded to fp16 (sums in fp32).
+
+    With ``low_weight`` its weight alone is rounded.
+    """
+    weight = op.weight if op.weight is None or not low_weight else rounded(op.weight)
+    operands = [*operands, *([] if weight is None else [weight])]
     if low:
-        operands = [_rounded(one) for one in operands]
+        operands = [rounded(one) for one in operands]
     if op.kind == "MatMul" and reverse:
         x, weight = operands
         operands = [np.ascontiguousarray(x[:, ::-1]), np.ascontiguousarray(weight[::-1])]
     session = _session(op.kind, len(operands))
     found = session.run(None, dict(zip(_OPERANDS, operands, strict=False)))
     result = np.asarray(found[0], np.float32)
-    return _rounded(result) if low else result
+    return rounded(result) if low else result
 
 
 @cache
