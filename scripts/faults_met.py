@@ -55,6 +55,8 @@ def met(path: Path) -> set[str]:
     from finecast.frontends.onnx.miscomputed import miscomputed_ops
     from finecast.frontends.openvino.confused import FAULT as TIED
     from finecast.frontends.openvino.confused import confused_products
+    from finecast.frontends.openvino.padding import FAULT as PADDING
+    from finecast.frontends.openvino.padding import computed_padding
     from finecast.native.source import AS_IT_IS
 
     file = frontend.load(path)
@@ -69,6 +71,7 @@ def met(path: Path) -> set[str]:
     with contextlib.suppress(RuntimeError, FinecastError):  # OpenVINO does not read it
         model = openvino.Core().read_model(path)
         found |= {TIED} if confused_products(model) else set()
+        found |= {PADDING} if computed_padding(model) else set()
         graphs.append(openvino_frontend.read(model)[0])
     for graph in graphs:
         found |= {f.name for f in FAULTS if any(f.find(graph, low) for low in f.formats)}

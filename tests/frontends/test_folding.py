@@ -305,6 +305,32 @@ def _hostile() -> Iterator[tuple[str, list[onnx.NodeProto], Weights]]:
     yield "beyond", [node("Gather", ["w", "i"], ["v"])], beyond
 
 
+def test_results_are_bounded_together_by_what_the_model_has() -> None:
+    """A thousand small fills would be stored as gigabytes by a plan's edits."""
+    most, size = 1 << 20, 1 << 16
+    folding: ConstantFolding[str] = ConstantFolding(most)
+    folding.add("shape", 16, "int64")
+    fill = lookup("onnx::ConstantOfShape")
+    folded = [folding.fold(fill, ["shape"], {f"v{i}": (size, "fp32")}) for i in range(100)]
+    assert folded == [True] * (most // size) + [False] * (100 - most // size)
+    folding.add("w", most, "fp32")
+    turned = [
+        folding.fold(lookup("onnx::Transpose"), ["w"], {f"t{i}": (most, "fp32")})
+        for i in range(20)
+    ]
+    assert 4 <= sum(turned) < 20, "a few copies of the model's own constants"
+
+
+def test_products_of_constants_are_bounded_in_time() -> None:
+    for native in ("onnx::MatMul", "aten::mm", "openvino::Einsum", "aten::einsum"):
+        for side, folds in ((256, True), (8192, False)):
+            folding: ConstantFolding[str] = ConstantFolding()
+            size = 4 * side * side
+            folding.add("a", size, "fp32")
+            folding.add("b", size, "fp32")
+            assert folding.fold(lookup(native), ["a", "b"], {"c": (size, "fp32")}) == folds
+
+
 @pytest.mark.parametrize(
     ("nodes", "weights"), [pytest.param(n, w, id=name) for name, n, w in _hostile()]
 )

@@ -72,3 +72,37 @@ def test_weights_in_a_file_of_any_name_count(path: Path, engine: str) -> None:
     assert path.stat().st_size < 10_000
     with pytest.raises(EngineError, match=r"too much to be loaded in the 0\.0 GB"):
         get_engine(engine).load(path)
+
+
+@pytest.mark.parametrize("op", ["ConstantOfShape", "Tile", "Expand"])
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_a_small_file_that_states_large_constants_takes_no_more_memory_than_is_free(
+    op: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines compute them as they load a model: of 14 GB they took all that there was."""
+    side, free = 16_000, 512 << 20
+    read = ["sizes"] if op == "ConstantOfShape" else ["number", "sizes"]
+    nodes = [
+        helper.make_node(op, read, ["filled"], name="fill"),
+        helper.make_node("Neg", ["filled"], ["negative"]),
+        helper.make_node("Slice", ["negative", "start", "end"], ["part"]),
+        helper.make_node("MatMul", ["x", "part"], ["y"], name="product"),
+    ]
+    arrays = {
+        "sizes": np.array([side, side]),
+        "number": np.ones((1, 1), np.float32),
+        "start": np.array([0, 0]),
+        "end": np.array([64, 64]),
+    }
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 64]) for name in "xy"
+    ]
+    weights = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    graph = helper.make_graph(nodes, "fill", ports[:1], ports[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    monkeypatch.setattr(dry_run, "most_tried_bytes", lambda _: free)
+    with pytest.raises(EngineError, match="out of memory"):
+        get_engine(engine).load(model.SerializeToString()).run(
+            {"x": np.ones((1, 64), np.float32)}
+        )
+    assert dry_run.most_tried_bytes(0) == free

@@ -404,21 +404,6 @@ def _fuses_codes(graph: Graph, node: Node) -> bool:
     return any(axis not in dropped for axis in range(min(dropped), len(read.shape)))
 
 
-def _computed_padding(graph: Graph, low: Format) -> Mapping[int, str]:
-    """Pads by a number that the model computes.
-
-    OpenVINO pads by whatever its buffer has in every type. In fp32 the converted model gives
-    at least what the given one gives.
-    """
-    return {
-        node.id: f"openvino pads by another number than the one that is computed: {low.label}"
-        " would change it"
-        for node in graph.nodes
-        if node.native in _PADS
-        if (number := _pad_value(node)) is not None and graph.values[number].constant is None
-    }
-
-
 def _computed_axes(graph: Graph, low: Format) -> Mapping[int, str]:
     """Reductions over axes that the model computes or is given, which OpenVINO has in fp32."""
     return {
@@ -456,14 +441,6 @@ def _masked_rows(graph: Graph, low: Format) -> Mapping[int, str]:
     return found
 
 
-def _pad_value(node: Node) -> int | None:
-    """The id of the number that a Pad pads by; None if it is no operand."""
-    index = _PADS[node.native]
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
-_PADS: Final = {"onnx::Pad": 2, "openvino::Pad": 3}
-"""The operand of Pad ops that is the number to pad by."""
 _MASKED: Final = frozenset({"onnx::Attention", "openvino::ScaledDotProductAttention"})
 """Ops whose fourth operand is a mask."""
 
@@ -509,7 +486,6 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(name="openvino-second-bias", device="", formats=_FP16, find=_second_bias),
     Fault(name="openvino-block-and-chain", formats=_BF16, find=sums_behind_products),
     Fault(name="openvino-small-group-norms", formats=_BF16, find=_small_group_norms),
-    Fault(name="openvino-computed-padding", formats=_FP16 | _BF16, find=_computed_padding),
     Fault(name="openvino-computed-axes", formats=_BF16, find=_computed_axes),
     Fault(name="openvino-masked-rows", formats=_BF16, find=_masked_rows),
     Fault(name="openvino-state-start", device="", formats=_FP16 | _BF16, find=_state_start),

@@ -60,6 +60,7 @@ from finecast.frontends.openvino.confused import confused_products
 from finecast.frontends.openvino.draws import with_fixed_draws
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.model import WEIGHTS_SUFFIX, load, reads, sent
+from finecast.frontends.openvino.padding import computed_padding
 from finecast.frontends.openvino.types import LABELS
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
@@ -565,7 +566,7 @@ class OpenVinoEngine(Engine):
             with without_links(model) as place:
                 tried = attempt(self._dry_run(place, where, stated, data=source.data))
                 read = self._core.read_model(place)
-                _check_weights(read, where)
+                _check_computed_rightly(read, where)
 
                 def names(ops: Sequence[OpFacts] | None = None) -> _Names:
                     return nodes_by_friendly_name(ops or ops_of(read), source)
@@ -575,7 +576,7 @@ class OpenVinoEngine(Engine):
         own = with_fixed_draws(load(model).model if isinstance(model, Path) else model)
         source = model_source(own)
         _check_depth(source, where)
-        _check_weights(own, where)
+        _check_computed_rightly(own, where)
         settings = self._made_for(own, source, settings)
         with sent(own) if settings else nullcontext((None, 0)) as (content, described):
             beside = (
@@ -661,19 +662,24 @@ def _hint(fmt: Format) -> str:
     return HINTS[fmt]
 
 
-def _check_weights(model: openvino.Model, where: str) -> None:
-    """Refuse a model of which OpenVINO computes a product with the weights of another one.
+def _check_computed_rightly(model: openvino.Model, where: str) -> None:
+    """Refuse a model that OpenVINO computes wrongly in fp32, too.
 
     Raises:
-        EngineError: If it does; names both products.
+        EngineError: If it confuses the weights of two products, or pads by another number than
+            the model computes; names the ops.
     """
-    if wrong := confused_products(model):
-        raise EngineError(
-            f"the model is not given to OpenVINO: {wrong}",
-            where=where,
-            fix="store a transposed copy of these weights for the second product, or use"
-            f" {other_engines('openvino')}",
-        )
+    faults = (
+        (confused_products, "store a transposed copy of these weights for the second product"),
+        (computed_padding, "pad by a constant number, such as 0, and select the computed one"),
+    )
+    for find, fix in faults:
+        if wrong := find(model):
+            raise EngineError(
+                f"the model is not given to OpenVINO: {wrong}",
+                where=where,
+                fix=f"{fix}, or use {other_engines('openvino')}",
+            )
 
 
 def _check_depth(source: ModelSource, where: str) -> None:

@@ -31,7 +31,12 @@ import numpy as np
 from finecast.errors import EngineError
 from finecast.frontends import dry_run_worker
 from finecast.frontends.dry_run_worker import arrays_of, plain
-from finecast.processes.memory import memory_bytes, most_loaded_bytes
+from finecast.processes.memory import (
+    memory_bytes,
+    memory_error,
+    most_loaded_bytes,
+    most_tried_bytes,
+)
 from finecast.processes.worker import Answer, Worker, WorkerDiedError
 
 MOST_BYTES: Final = 256 << 20
@@ -40,6 +45,9 @@ _MOST_SECONDS: Final = 600.0
 """For a load or a run, beyond what a large model takes: a loop of 2^62 steps never ends."""
 _SECONDS_PER_BYTE: Final = 1e-6
 """Of a model that is loaded: a hundred times what OpenVINO 2026.4 takes for weights."""
+_ON_CPU: Final = ("CPUExecutionProvider",)
+_LIMITED: Final = ("openvino", "onnxruntime")
+"""Libraries that run on CPUs without drivers of other devices."""
 _STAGES: Final = {"read": "as it read", "compiled": "as it compiled", "run": "as it ran"}
 
 Feed: TypeAlias = tuple[str, Any, Any]
@@ -265,16 +273,31 @@ class DryRun:
         path = os.fspath(model.absolute())
         return self._ask({**request, "bytes": self._size(model), "path": path}, b"")
 
+    @property
+    def _is_limited(self) -> bool:
+        """Whether the process has a limit: drivers of other devices reserve many addresses."""
+        providers = self.settings.get("providers", _ON_CPU)
+        on_cpu = self.settings.get("device", "CPU").startswith("CPU")
+        return self.library in _LIMITED and on_cpu and [*providers] == [*_ON_CPU]
+
     def _ask(self, request: Mapping[str, Any], payload: bytes) -> Answer:
         library = _workers[self.library]
-        seconds = _MOST_SECONDS + _SECONDS_PER_BYTE * request.get("bytes", 0)
+        size = request.get("bytes", len(payload))
+        limits = {
+            "more_memory": most_tried_bytes(size) if self._is_limited else None,
+            "seconds": _MOST_SECONDS + _SECONDS_PER_BYTE * size,
+        }
         try:
-            return library.ask({**request, "seconds": seconds}, payload)
+            header, answer = library.ask({**request, **limits}, payload)
         except WorkerDiedError as error:
             stage = _STAGES.get(error.stage, "before it read")
             raise CrashedError(
                 f"{library.title} {error} {stage} the model", where=self.where, fix=self.fix
             ) from error
+        if header["status"] == "raised" and memory_error(RuntimeError(header["text"])):
+            what = f"{library.title} is out of memory for the model: {header['text']}"
+            raise CrashedError(what, where=self.where, fix=self.fix)
+        return header, answer
 
 
 class Kept:

@@ -8,6 +8,7 @@ stores the computed numbers in the model; what no edit touches stays as it was w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Final, Generic, TypeVar, final
 
@@ -25,6 +26,12 @@ _MOST_BYTES: Final = 1 << 30
 _COPIES: Final = 16
 # The same for all such values together, in bytes besides the copies of all constants.
 _MOST_OF_ALL: Final = 1 << 34
+MOST_RESULTS: Final = 1 << 28
+"""Bytes of all results together, besides a few copies of the model's constants: an edit stores
+them in the model, and PyTorch's modules hold them."""
+# Multiplications of a product of constants, such as a weight's update of low rank.
+_MOST_PRODUCTS: Final = 1 << 32
+_WIDTHS: Final = {"fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2}
 # Steps of a chain, which are computed by recursion.
 _DEEPEST: Final = 50
 WIDE: Final = frozenset({"fp64", "fp32", "fp16", "bf16"})
@@ -38,18 +45,21 @@ class ConstantFolding(Generic[K]):
     ``K`` is what identifies a value in the frontend's library.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_results: int = MOST_RESULTS) -> None:
+        """``most_results`` bytes may be folded, besides copies of the constants."""
         self._bytes: dict[K, int] = {}
         self._work: dict[K, int] = {}
         self._depth: dict[K, int] = {}
         self._types: dict[K, str] = {}
         self._left = _MOST_OF_ALL
+        self._room = most_results
 
     def add(self, key: K, size_bytes: int, dtype: str) -> None:
         """Note a constant of the model."""
         self._bytes[key], self._work[key] = size_bytes, size_bytes
         self._depth[key], self._types[key] = 0, dtype
         self._left += _COPIES * size_bytes
+        self._room += _COPIES * size_bytes
 
     def __contains__(self, key: object) -> bool:
         return key in self._bytes
@@ -76,10 +86,29 @@ class ConstantFolding(Generic[K]):
         depth = 1 + max(self._depth[key] for key in read)
         if made > max(LARGEST_BYTES, given) or depth > _DEEPEST:
             return False
-        if work > min(self._left, max(_MOST_BYTES, _COPIES * given)):
+        if work > min(self._left, max(_MOST_BYTES, _COPIES * given)) or made > self._room:
+            return False
+        if info.kind is OpKind.MATMUL and self._products(read, outputs) > _MOST_PRODUCTS:
             return False
         self._left -= work
+        self._room -= made
         for key, (size, label) in outputs.items():
             self._bytes[key], self._types[key] = size, label
             self._work[key], self._depth[key] = work, depth
         return True
+
+    def _products(self, read: Iterable[K], outputs: Mapping[K, tuple[int, str]]) -> float:
+        """The most multiplications that a product takes.
+
+        A size of an axis is counted in two of the tensors at least: by what is summed over in
+        both operands, by others in an operand and the result.
+        """
+        sizes = [(self._bytes[key], self._types[key]) for key in read]
+        counts = (size / _WIDTHS.get(label, 1) for size, label in (*sizes, *outputs.values()))
+        return math.sqrt(math.prod(counts))
+
+    def hold(self, key: K, computed: K) -> None:
+        """Note that the result ``computed`` is held from now on, as ``key``."""
+        size = self._bytes[computed]
+        self._bytes[key], self._work[key] = size, size
+        self._depth[key], self._types[key] = 0, self._types[computed]

@@ -25,6 +25,12 @@ except ImportError:  # on Windows, where memory is not limited
 _UNKNOWN: Final = 1 << 60
 _CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
 """The limit of a container by version 2 of control groups: bytes, or ``max``."""
+_IN_CONTAINER: Final = Path("/sys/fs/cgroup/memory.current")
+_MEMORY: Final = Path("/proc/meminfo")
+_UNTOUCHED: Final = 4 << 30
+"""Addresses that engines reserve for threads and pools, and that take no memory."""
+_COPIES: Final = 3
+"""Of a model that is loaded: its file, its weights as kernels read them, and on the way."""
 
 _MOST_MAPPINGS: Final = Path("/proc/sys/vm/max_map_count")
 """The mappings of a process that Linux allows; 65,530 by default."""
@@ -154,6 +160,27 @@ def memory_bytes() -> int:
     with suppress(OSError, ValueError):
         found = min(found, int(_CONTAINER.read_text(encoding="ascii")))
     return found
+
+
+def available_bytes() -> int:
+    """The memory in bytes that is not in use; all of it where the system does not tell."""
+    found = memory_bytes()
+    with suppress(OSError, ValueError):
+        text = _MEMORY.read_text(encoding="ascii")
+        found = min(found, int(text.partition("MemAvailable:")[2].split(maxsplit=1)[0]) << 10)
+    with suppress(OSError, ValueError):
+        used = int(_IN_CONTAINER.read_text(encoding="ascii"))
+        found = min(found, max(int(_CONTAINER.read_text(encoding="ascii")) - used, 0))
+    return found
+
+
+def most_tried_bytes(size: int) -> int:
+    """Addresses that a process may take to load and run a model of ``size`` bytes.
+
+    Half of the memory that is available, as the model is loaded in this process, too. A model
+    may state constants and values of any size.
+    """
+    return available_bytes() // 2 + _UNTOUCHED + _COPIES * size
 
 
 def most_mappings() -> int:

@@ -36,17 +36,20 @@ def serve(answer: Callable[..., Any], requests: Requests, target: BinaryIO) -> N
     """Answer requests for as long as this process lives.
 
     A request is a line of JSON, then a payload, of as many bytes as the line has as ``size``.
-    The line may have limits: ``memory`` in bytes, and ``seconds``. An answer has the same
-    form, with a ``status``. Before it there may be messages that are told on the way: of the
-    status ``stage``, or another that the caller knows.
+    The line may have limits: ``memory`` in bytes beyond what the process took as it started,
+    or ``more_memory`` beyond what it takes now, None for no limit; and ``seconds``. An answer
+    has the same form, with a ``status``. Before it there may be messages that are told on the
+    way: of the status ``stage``, or another that the caller knows.
     """
-    limit_memory = _memory_limit()
+    limit_memory, idle = _memory_limit(), _address_bytes()
     send = _sender(target)
     send({"status": "ready"})
     while True:
         request, payload = requests.get()
         if "memory" in request:
-            limit_memory(request["memory"])
+            limit_memory(request["memory"], idle)
+        if "more_memory" in request:
+            limit_memory(request["more_memory"], _address_bytes())
         if "seconds" in request:
             # A thread in C, so it ends even a call that never returns to Python, and after
             # the calling process is gone.
@@ -92,22 +95,30 @@ def _sender(target: BinaryIO) -> Callable[..., None]:
     return send
 
 
-def _memory_limit() -> Callable[[int], None]:
-    """A function that sets how many bytes this process may take beyond what it takes now.
+def _memory_limit() -> Callable[[int | None, int], None]:
+    """A function that sets how many bytes this process may take beyond others.
 
-    It does nothing where the system has no such limit (macOS, Windows).
+    Without bytes the limit is the one that the process started with. It does nothing where the
+    system has no such limit (macOS, Windows).
     """
     if resource is None or not _STATM.exists():
-        return lambda more: None
+        return lambda more, beyond: None
     known = resource
-    idle = int(_STATM.read_text().split()[0]) * known.getpagesize()
     soft, hard = known.getrlimit(known.RLIMIT_AS)
     stated = [limit for limit in (soft, hard) if limit != known.RLIM_INFINITY]
 
-    def limit(more: int) -> None:
-        known.setrlimit(known.RLIMIT_AS, (min([idle + more, *stated]), hard))
+    def limit(more: int | None, beyond: int) -> None:
+        least = soft if more is None else min([beyond + more, *stated])
+        known.setrlimit(known.RLIMIT_AS, (least, hard))
 
     return limit
+
+
+def _address_bytes() -> int:
+    """The addresses that this process takes; 0 where the system does not tell."""
+    if resource is None or not _STATM.exists():
+        return 0
+    return int(_STATM.read_text().split()[0]) * resource.getpagesize()
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ is taken than ``ConstantFolding`` allows, whatever a hostile model states.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -248,13 +247,8 @@ def _multiplied(node: ir.Node, tensors: _Tensors, opset: int) -> _Shapes:
     one, two = map(_sizes, tensors)
     if min(len(one), len(two)) < 2 or one[-1] != two[-2]:
         raise ValueError("no product of matrices")
-    if math.prod(one) * two[-1] > _MOST_PRODUCTS:
-        raise ValueError("a product that takes long")
     return [(*np.broadcast_shapes(one[:-2], two[:-2]), one[-2], two[-1])]
 
-
-# Multiplications of a product of constants, such as a weight's update of low rank.
-_MOST_PRODUCTS: Final = 1 << 32
 
 _Rule = Callable[[ir.Node, _Tensors, int], _Shapes]
 _SHAPES: Final[dict[str, _Rule]] = {

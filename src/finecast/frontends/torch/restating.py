@@ -112,10 +112,11 @@ def _folded(
 def fold_constants(module: GraphModule) -> None:
     """Compute what ops give of weights alone, such as a weight norm or a transposed table.
 
-    Views share the memory of the weights that they are of, so a tied table is held once.
+    Views share the memory of the weights that they are of, so a tied table is held once. What
+    nothing reads any more is held no longer.
     """
     folding: ConstantFolding[FxNode] = ConstantFolding()
-    changing, folded = written(module), 0
+    changing, held = written(module), set[FxNode]()
     for node in list(module.graph.nodes):
         size = _fixed_bytes(node)
         if size is None or node in changing:
@@ -126,9 +127,15 @@ def fold_constants(module: GraphModule) -> None:
         elif _gives_floats(node, label):
             info = lookup(native_name(node))
             if folding.fold(info, node.all_input_nodes, {node: (size, label)}):
-                folding.add(_computed(module, node, folded), size, label)
-                folded += 1
-    if folded:
+                sources = node.all_input_nodes
+                constant = _computed(module, node, len(held))
+                folding.hold(constant, node)
+                held.add(constant)
+                module.graph.erase_node(node)
+                for unread in (s for s in sources if s in held and not s.users):
+                    module.graph.erase_node(unread)
+                    delattr(module, str(unread.target))
+    if held:
         module.graph.eliminate_dead_code()
         forget_unused(module)
         module.recompile()
