@@ -93,7 +93,7 @@ class OnnxFolding:
             return False
         first, others = self._tensor(read[0]), tensors[1:]
         model = _model(node, self._opset)
-        made = [
+        constants = [
             ComputedTensor(
                 first,
                 partial(_computed, model, others, index),
@@ -104,17 +104,18 @@ class OnnxFolding:
             for index, (value, shape) in enumerate(zip(node.outputs, shapes, strict=True))
         ]
         outputs = {
-            v: (t.nbytes, dtype_label(v.type)) for v, t in zip(node.outputs, made, strict=True)
+            v: (t.nbytes, dtype_label(v.type))
+            for v, t in zip(node.outputs, constants, strict=True)
         }
         if not self._folding.fold(lookup(f"onnx::{node.op_type}"), read, outputs):
             return False
-        self.tensors.update(zip(node.outputs, made, strict=True))
+        self.tensors.update(zip(node.outputs, constants, strict=True))
         return all(label in WIDE for _, label in outputs.values())
 
     def _tensor(self, value: ir.Value) -> ir.TensorProtocol:
-        found = self.tensors.get(value) or constant_tensor(value)
-        assert found is not None
-        return found
+        tensor = self.tensors.get(value) or constant_tensor(value)
+        assert tensor is not None
+        return tensor
 
 
 def _computed(
@@ -245,12 +246,12 @@ def _filled(node: ir.Node, tensors: _Tensors, opset: int) -> _Shapes:
 
 def _multiplied(node: ir.Node, tensors: _Tensors, opset: int) -> _Shapes:
     del node, opset
-    one, two = map(_sizes, tensors)
-    if min(len(one), len(two)) < 2 or one[-1] != two[-2]:
+    left, right = map(_sizes, tensors)
+    if min(len(left), len(right)) < 2 or left[-1] != right[-2]:
         raise ValueError("no product of matrices")
-    if math.prod(one) * two[-1] > _MOST_PRODUCTS:
+    if math.prod(left) * right[-1] > _MOST_PRODUCTS:
         raise ValueError("a product that takes long")
-    return [(*np.broadcast_shapes(one[:-2], two[:-2]), one[-2], two[-1])]
+    return [(*np.broadcast_shapes(left[:-2], right[:-2]), left[-2], right[-1])]
 
 
 # Multiplications of a product of constants, such as a weight's update of low rank.
