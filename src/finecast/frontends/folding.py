@@ -70,13 +70,13 @@ class ConstantFolding(Generic[K]):
         quantized = info.kind is OpKind.CAST and self._types[read[0]] not in WIDE
         if quantized and any(label in WIDE for _, label in outputs.values()):
             return False
-        read_bytes = sum(self._bytes[key] for key in read)
-        result_bytes = sum(size for size, _ in outputs.values())
-        work = result_bytes + sum(self._work[key] for key in read)
+        given = sum(self._bytes[key] for key in read)
+        made = sum(size for size, _ in outputs.values())
+        work = made + sum(self._work[key] for key in read)
         depth = 1 + max(self._depth[key] for key in read)
-        if result_bytes > max(LARGEST_BYTES, read_bytes) or depth > _DEEPEST:
+        if made > max(LARGEST_BYTES, given) or depth > _DEEPEST:
             return False
-        if work > min(self._left, max(_MOST_BYTES, _COPIES * read_bytes)):
+        if work > min(self._left, max(_MOST_BYTES, _COPIES * given)):
             return False
         self._left -= work
         for key, (size, label) in outputs.items():

@@ -246,12 +246,12 @@ def _filled(node: ir.Node, tensors: _Tensors, opset: int) -> _Shapes:
 
 def _multiplied(node: ir.Node, tensors: _Tensors, opset: int) -> _Shapes:
     del node, opset
-    left, right = map(_sizes, tensors)
-    if min(len(left), len(right)) < 2 or left[-1] != right[-2]:
+    one, two = map(_sizes, tensors)
+    if min(len(one), len(two)) < 2 or one[-1] != two[-2]:
         raise ValueError("no product of matrices")
-    if math.prod(left) * right[-1] > _MOST_PRODUCTS:
+    if math.prod(one) * two[-1] > _MOST_PRODUCTS:
         raise ValueError("a product that takes long")
-    return [(*np.broadcast_shapes(left[:-2], right[:-2]), left[-2], right[-1])]
+    return [(*np.broadcast_shapes(one[:-2], two[:-2]), one[-2], two[-1])]
 
 
 # Multiplications of a product of constants, such as a weight's update of low rank.
