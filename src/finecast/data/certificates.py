@@ -209,8 +209,8 @@ def decision_bound(lost: int, won: int, count: int, confidence: float) -> float:
     low = max((lost - won) / count, 0.0)
     if surplus(1.0) >= 0:
         return 1.0
-    found: Any = brentq(surplus, low, 1.0, xtol=_STEP) if surplus(low) > 0 else low
-    return float(found)
+    bound: Any = brentq(surplus, low, 1.0, xtol=_STEP) if surplus(low) > 0 else low
+    return float(bound)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,8 +324,8 @@ def _betting(certifying: _Losses, tuning: _Losses, confidence: float) -> tuple[f
     high = low + reach / float(weights.mean())
     while surplus(high) < 0:
         high += high - low
-    found: Any = brentq(surplus, low, high, xtol=_STEP * reach)
-    return min(centre + float(found), known), method
+    bound: Any = brentq(surplus, low, high, xtol=_STEP * reach)
+    return min(centre + float(bound), known), method
 
 
 def _bet(shares: Floats, count: int, needed: float) -> float:

@@ -242,22 +242,22 @@ def data_set(
                 fix=f"write {spec.name}=none if all samples share it",
             )
     sizes = {n: arrays[n].shape[axis] for n in names if (axis := axes[n]) is not None}
-    found = arrays.get(target) if target not in names else None
-    if found is not None and found.ndim == 0:
+    label_array = arrays.get(target) if target not in names else None
+    if label_array is not None and label_array.ndim == 0:
         raise UsageError(
             f"array {target!r} is a single number",
             where=where,
             fix="one label a sample is expected",
         )
-    if found is not None and sizes:
-        sizes[target] = len(found)
+    if label_array is not None and sizes:
+        sizes[target] = len(label_array)
     shared = bool(sample_axes) and not sizes
     size = 1 if shared else _common_size(sizes, where)
     return Dataset(
         inputs=tuple(inputs),
         arrays={name: arrays[name] for name in names},
         axes=axes,
-        labels=found,
+        labels=label_array,
         size=size,
     )
 

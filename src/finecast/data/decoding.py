@@ -92,9 +92,11 @@ class Decoding:
         """
         kinds = {(s.dtype, len(s.shape or ())) for s in self.initial}
         left = [s.name for s in self.inputs if (s.dtype, len(s.shape or ())) in kinds]
-        told = f"--state leaves out {listed(left, _MOST_NAMED)}: say which output each becomes"
+        omission = (
+            f"--state leaves out {listed(left, _MOST_NAMED)}: say which output each becomes"
+        )
         carried = "leave it out: with --decode-steps each call is given the state of the last"
-        return dict.fromkeys(left, told) | dict.fromkeys(self.state, carried)
+        return dict.fromkeys(left, omission) | dict.fromkeys(self.state, carried)
 
     def outputs(self, session: Session) -> tuple[TensorSpec, ...]:
         """The outputs that are no state."""
@@ -109,10 +111,10 @@ class Decoding:
         """
         if labels is None or labels.ndim <= _POSITIONS:
             return labels
-        given, length = labels.shape[_POSITIONS], self._length(feeds)
-        if given not in (self.steps, length):
+        positions, length = labels.shape[_POSITIONS], self._length(feeds)
+        if positions not in (self.steps, length):
             raise UsageError(
-                f"the labels have {given} positions, and the texts {length}",
+                f"the labels have {positions} positions, and the texts {length}",
                 where="labels",
                 fix=f"give a label for each of the {length} positions, or for each of the last"
                 f" {self.steps}, which are decoded one by one",
@@ -155,7 +157,7 @@ class Decoding:
             fed = {**call, **state}
             outputs = session.run(fed)
             yield fed, outputs
-            state = {name: outputs[made] for name, made in self.state.items()}
+            state = {name: outputs[output] for name, output in self.state.items()}
 
     def phases(self, session: Session, feeds: Feeds) -> tuple[Feeds, ...]:
         """The feeds of a first call and of the last step, as the fp32 model has them.
@@ -186,13 +188,13 @@ class Decoding:
 
     def _cut(self, feeds: Feeds, start: int, end: int) -> Feeds:
         """The positions from ``start`` to ``end``; a mask has those before, too."""
-        found: dict[str, Array] = {}
+        cut_feeds: dict[str, Array] = {}
         for spec in self.inputs:
             array = feeds[spec.name]
             if array.ndim > _POSITIONS:
                 array = array[:, 0 if _covers_cache(spec) else start : end]
-            found[spec.name] = np.ascontiguousarray(array)
-        return found
+            cut_feeds[spec.name] = np.ascontiguousarray(array)
+        return cut_feeds
 
     def _empty(self, call: Feeds) -> dict[str, Array]:
         """The state before the first call: of no position, or zeros of a fixed size."""
@@ -278,15 +280,15 @@ def found_state(
     Raises:
         UsageError: If there is none, or an input of that name has no output; names ``where``.
     """
-    found = _joined(inputs, outputs)
-    lost = [s.name for s in inputs if _STEMS.match(s.name) and s.name not in found]
-    if lost or not found:
+    state = _joined(inputs, outputs)
+    lost = [s.name for s in inputs if _STEMS.match(s.name) and s.name not in state]
+    if lost or not state:
         names = ", ".join(spec.name for spec in outputs)
         fixes = [
             *([] if lost else ["leave it out"]),
             f"say which does by --state 'INPUT=OUTPUT'; the outputs are {names}",
         ]
-        possible = lost or any(_alike(read, made) for read in inputs for made in outputs)
+        possible = lost or any(_alike(read, output) for read in inputs for output in outputs)
         raise UsageError(
             f"no output becomes the input {lost[0]!r} of the next call"
             if lost
@@ -294,18 +296,18 @@ def found_state(
             where=where,
             fix=", or ".join(fixes if possible else fixes[:1]),
         )
-    return found
+    return state
 
 
 def _joined(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, str]:
     """The output that is called as each input that is called a past."""
-    made = {_STEMS.sub("", spec.name): spec for spec in outputs if _STEMS.match(spec.name)}
-    found: dict[str, str] = {}
+    by_stem = {_STEMS.sub("", spec.name): spec for spec in outputs if _STEMS.match(spec.name)}
+    state: dict[str, str] = {}
     for spec in inputs:
-        output = made.get(_STEMS.sub("", spec.name))
+        output = by_stem.get(_STEMS.sub("", spec.name))
         if _STEMS.match(spec.name) and output is not None and _alike(spec, output):
-            found[spec.name] = output.name
-    return found
+            state[spec.name] = output.name
+    return state
 
 
 def advice_on_whole(session: Session) -> dict[str, str]:
@@ -332,7 +334,7 @@ def _matched(
     patterns: Mapping[str, str], inputs: Sequence[str], outputs: Sequence[str]
 ) -> dict[str, str]:
     """The output of each input that a pattern matches."""
-    found: dict[str, str] = {}
+    state: dict[str, str] = {}
     for pattern, output in patterns.items():
         glob = re.compile("(.*)".join(map(re.escape, pattern.split("*"))))
         matches = [m for name in inputs if (m := glob.fullmatch(name))]
@@ -343,5 +345,5 @@ def _matched(
             name = re.sub(r"\*", lambda _, t=texts: next(t, ""), output)
             if name not in outputs:
                 raise unknown_name(name, outputs, what="output", where="--state")
-            found[match.group()] = name
-    return found
+            state[match.group()] = name
+    return state

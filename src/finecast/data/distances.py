@@ -81,13 +81,13 @@ class Perplexity(SumMetric):
         from scipy.special import log_softmax
 
         name, scores = next(iter(outputs.items()))
-        given = class_labels(labels, scores, output=name, metric="perplexity")
-        counted = given != IGNORED
-        chosen = np.where(counted, given, 0)[..., None]
+        class_ids = class_labels(labels, scores, output=name, metric="perplexity")
+        counted = class_ids != IGNORED
+        chosen = np.where(counted, class_ids, 0)[..., None]
         logs = log_softmax(_logits(scores, name, "perplexity"), axis=-1)
-        found = np.take_along_axis(logs, chosen, axis=-1)[..., 0]
+        log_likelihoods = np.take_along_axis(logs, chosen, axis=-1)[..., 0]
         self._classes = scores.shape[-1]
-        lost = np.where(counted, -found, 0.0)
+        lost = np.where(counted, -log_likelihoods, 0.0)
         return np.stack([by_sample(lost), by_sample(counted)], axis=-1)
 
     def metric(self, sums: Floats) -> Floats:
@@ -142,16 +142,16 @@ class Divergence(MeanMetric):
                 where="--metric",
                 fix="use --metric cosine or snr_db, or --eval",
             )
-        found = np.empty(got.shape[:-1])
+        divergences = np.empty(got.shape[:-1])
         for row in range(len(got)):  # two arrays of chances at a time
             q, p = (log_softmax(x[row], axis=-1) for x in (got, expected))
             chances = np.exp(p)
             with np.errstate(invalid="ignore"):
                 lost = np.where((chances == 0) & ~np.isnan(q), 0.0, chances * (p - q))
-            found[row] = lost.sum(axis=-1)
-        counted = is_counted(labels, found.shape)
-        found = np.where(counted | np.isnan(found), found, 0.0)
-        return np.stack([by_sample(found), by_sample(counted)], axis=-1)
+            divergences[row] = lost.sum(axis=-1)
+        counted = is_counted(labels, divergences.shape)
+        divergences = np.where(counted | np.isnan(divergences), divergences, 0.0)
+        return np.stack([by_sample(divergences), by_sample(counted)], axis=-1)
 
     def doubts(self) -> tuple[str, ...]:
         """Warnings if there are few positions.
@@ -232,8 +232,8 @@ class SignalToNoise(SumMetric):
     def metric(self, sums: Floats) -> Floats:
         """The ratio in dB; infinite if nothing differs."""
         signal, noise, count = np.moveaxis(sums, -1, 0)
-        found = np.where(noise == 0, np.inf, 10 * np.log10(signal / noise))
-        return np.where(count == 0, np.nan, found)
+        ratio_db = np.where(noise == 0, np.inf, 10 * np.log10(signal / noise))
+        return np.where(count == 0, np.nan, ratio_db)
 
     def doubts(self) -> tuple[str, ...]:
         """A warning if the output is a single number, or all zeros."""

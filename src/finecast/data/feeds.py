@@ -118,25 +118,25 @@ def free_dims(
 
     A size without a name has that of its axis, and no axes.
     """
-    found: dict[str, list[str]] = {}
+    axes_by_size: dict[str, list[str]] = {}
     for name, shape in shapes.items():
         for axis, dim in enumerate(shape or ()):
             if not isinstance(dim, int):
                 own = f"{name}.{axis}"
-                found.setdefault(dim or own, []).extend([own] if dim else [])
-    return found
+                axes_by_size.setdefault(dim or own, []).extend([own] if dim else [])
+    return axes_by_size
 
 
 def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
     if spec.shape is None:
         axes = (sizes.get(f"{spec.name}.{axis}") for axis in count())
-        given = tuple(takewhile(bool, axes))
-        if not given:
+        stated_sizes = tuple(takewhile(bool, axes))
+        if not stated_sizes:
             raise UsageError(
                 f"input {spec.name!r} has no declared shape",
                 fix=f"give --data, or the size of each axis by --dim {spec.name}.0=SIZE",
             )
-        return tuple(size for size in given if size)
+        return tuple(size for size in stated_sizes if size)
     shape: list[int] = []
     for axis, dim in enumerate(spec.shape):
         own = f"{spec.name}.{axis}"

@@ -228,9 +228,9 @@ class Recording(Generic[T]):
 
     def again(self) -> Recording[T]:
         """The same calls from the first on."""
-        found = Recording[T]()
-        found._kept = self._kept
-        return found
+        recording = Recording[T]()
+        recording._kept = self._kept
+        return recording
 
     def next(self, key: bytes) -> T | None:
         """The outputs of the next call; None if they are not kept or its inputs are others."""

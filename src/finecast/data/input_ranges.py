@@ -81,19 +81,19 @@ def input_ranges(graph: Graph) -> dict[str, Range]:
     listed if batch normalizations or constants say what it is scaled from. Of bools in rows
     one row is False: engines differ in what is attended to there.
     """
-    found: dict[str, Range | None] = {}
+    ranges: dict[str, Range | None] = {}
     for value in graph.inputs:
         if value.dtype == "uint8":
-            found[value.name] = _bytes(graph, value)
+            ranges[value.name] = _bytes(graph, value)
         elif value.dtype == "bool" and len(value.shape or ()) > 1:
-            found[value.name] = Mask()
+            ranges[value.name] = Mask()
         elif value.dtype in _INDEX_TYPES or value.format is not None:
-            found[value.name] = (
+            ranges[value.name] = (
                 _rows_indexed(graph, value)
                 or _hashed(graph, value)
                 or _seen_in_training(graph, value)
             )
-    return {name: one for name, one in found.items() if one is not None}
+    return {name: one for name, one in ranges.items() if one is not None}
 
 
 def _bytes(graph: Graph, value: Value) -> Range | None:
@@ -102,12 +102,12 @@ def _bytes(graph: Graph, value: Value) -> Range | None:
     while waiting:
         for node in _readers(graph, waiting.pop()):
             kind = by_name(node.op).kind
-            made = [i for i in node.outputs if i is not None]
-            if kind is OpKind.CAST and all(graph.values[i].format for i in made):
+            output_ids = [i for i in node.outputs if i is not None]
+            if kind is OpKind.CAST and all(graph.values[i].format for i in output_ids):
                 converted = True
             elif kind in (OpKind.MOVEMENT, OpKind.RELAYOUT):
-                waiting.extend(i for i in made if i not in seen)
-                seen.update(made)
+                waiting.extend(i for i in output_ids if i not in seen)
+                seen.update(output_ids)
             elif node.op != "shape":
                 return None
     return Whole(last=_TOP_BYTE) if converted else None
@@ -119,7 +119,7 @@ def _rows_indexed(graph: Graph, value: Value) -> Range | None:
     A constant may be added before: positions of RoBERTa begin at 2. An index to which so much
     is added that no row is left is one from the end, of which Keras takes the other branch.
     """
-    found: list[int] = []
+    last_rows: list[int] = []
     waiting, seen = [(value.id, 0)], {value.id}
     while waiting:
         index, added = waiting.pop()
@@ -129,19 +129,23 @@ def _rows_indexed(graph: Graph, value: Value) -> Range | None:
                 rows = _rows(graph, node)
                 if rows is None:
                     return None
-                found.append(rows - 1 - added)
+                last_rows.append(rows - 1 - added)
             elif node.op == "shape" or kind is OpKind.COMPARISON:
                 continue
             elif kind in _MOVES or node.op in ("where", "add"):
                 more = _added(graph, node, index) if node.op == "add" else 0
                 if more is None:
                     return None
-                made = [i for i in node.outputs if i is not None and i not in seen]
-                seen.update(made)
-                waiting.extend((i, added + more) for i in made)
+                output_ids = [i for i in node.outputs if i is not None and i not in seen]
+                seen.update(output_ids)
+                waiting.extend((i, added + more) for i in output_ids)
             else:
                 return None
-    return Whole(last=min(found)) if (found := [last for last in found if last >= 0]) else None
+    return (
+        Whole(last=min(last_rows))
+        if (last_rows := [last for last in last_rows if last >= 0])
+        else None
+    )
 
 
 def _hashed(graph: Graph, value: Value) -> Range | None:
@@ -155,11 +159,11 @@ def _hashed(graph: Graph, value: Value) -> Range | None:
             if node.op == "mod" and _other_operand(graph, node, index) is not None:
                 reduced = True
             elif by_name(node.op).kind in _MOVES or node.op in _HASHES:
-                made = [i for i in node.outputs if i is not None and i not in seen]
-                if any(graph.values[i].format is not None for i in made):
+                output_ids = [i for i in node.outputs if i is not None and i not in seen]
+                if any(graph.values[i].format is not None for i in output_ids):
                     return None
-                seen.update(made)
-                waiting.extend(made)
+                seen.update(output_ids)
+                waiting.extend(output_ids)
             elif node.op != "shape":
                 return None
     return Whole(last=_HASHED[value.dtype]) if reduced else None
@@ -171,13 +175,13 @@ def rows_read(graph: Graph) -> dict[str, range]:
     Of several tables the smallest counts. Ops of ONNX and OpenVINO count from a table's end,
     too, so that -1 is its last row; those of PyTorch and TensorFlow do not.
     """
-    found: dict[str, range] = {}
+    rows_by_input: dict[str, range] = {}
     for value in graph.inputs:
         limits = [*_limits(graph, value)] if value.dtype in _INDEX_TYPES else []
         if limits:
             first, end = max(one.start for one in limits), min(one.stop for one in limits)
-            found[value.name] = range(first, end)
-    return found
+            rows_by_input[value.name] = range(first, end)
+    return rows_by_input
 
 
 def _limits(graph: Graph, value: Value) -> Iterator[range]:
@@ -195,15 +199,15 @@ def _limits(graph: Graph, value: Value) -> Iterator[range]:
                     from_end = node.native.startswith(("onnx::", "openvino::"))
                     yield range(-rows if from_end else 0, rows)
             elif node.inputs[0] == index and (node.op in SAME_NUMBERS or _widens(graph, node)):
-                made = [i for i in node.outputs if i is not None and i not in seen]
-                seen.update(made)
-                waiting.extend(made)
+                output_ids = [i for i in node.outputs if i is not None and i not in seen]
+                seen.update(output_ids)
+                waiting.extend(output_ids)
 
 
 def _widens(graph: Graph, node: Node) -> bool:
     """Whether a cast makes indices of indices."""
-    made = [graph.values[i].dtype for i in node.outputs if i is not None]
-    return by_name(node.op).kind is OpKind.CAST and {*made} <= _INDEX_TYPES
+    dtypes = [graph.values[i].dtype for i in node.outputs if i is not None]
+    return by_name(node.op).kind is OpKind.CAST and {*dtypes} <= _INDEX_TYPES
 
 
 def _added(graph: Graph, node: Node, value: int) -> int | None:
@@ -267,12 +271,12 @@ class _Scaled:
     def normal(self, mean: Floats, deviation: Floats) -> Normal | None:
         """The input's numbers, if the value has this mean and deviation."""
         with np.errstate(all="ignore"):
-            found = Normal(
+            numbers = Normal(
                 mean=np.asarray((mean - self.shift) / self.scale),
                 deviation=np.asarray(np.abs(deviation / self.scale)),
             )
-        usable = np.isfinite(found.mean).all() and np.isfinite(found.deviation).all()
-        return found if usable and (found.deviation > 0).all() else None
+        usable = np.isfinite(numbers.mean).all() and np.isfinite(numbers.deviation).all()
+        return numbers if usable and (numbers.deviation > 0).all() else None
 
 
 def _seen_in_training(graph: Graph, value: Value) -> Range | None:
@@ -297,27 +301,27 @@ def _seen_in_training(graph: Graph, value: Value) -> Range | None:
             if after is not None:
                 waiting.append(after)
                 continue
-            found, observed = _by_statistics(graph, node, here)
-            if found is not None and observed:
-                return found
+            by_statistics, observed = _by_statistics(graph, node, here)
+            if by_statistics is not None and observed:
+                return by_statistics
             by_constants = by_constants or _by_constants(here)
-            by_weights = by_weights or found
+            by_weights = by_weights or by_statistics
     return by_constants or by_weights
 
 
 def _rescaled(graph: Graph, node: Node, here: _Scaled) -> _Scaled | None:
     """What ``node`` makes of a value: None if it does more than move, scale and shift it."""
-    made = node.outputs[0] if node.outputs else None
-    if made is None or not node.inputs or here.value not in node.inputs:
+    output_id = node.outputs[0] if node.outputs else None
+    if output_id is None or not node.inputs or here.value not in node.inputs:
         return None
     kind = by_name(node.op).kind
     if node.op == "identity" or kind is OpKind.CAST:
-        return replace(here, value=made) if graph.values[made].format else None
+        return replace(here, value=output_id) if graph.values[output_id].format else None
     if node.op == "transpose":
         turned = _turned(graph, node, here)
-        return None if turned is None else replace(here, value=made, axes=turned)
+        return None if turned is None else replace(here, value=output_id, axes=turned)
     if node.op in SAME_NUMBERS:
-        return replace(here, value=made, axes=None)
+        return replace(here, value=output_id, axes=None)
     if node.op not in ("add", "bias_add", "sub", "mul", "div"):
         return None
     other = _other_operand(graph, node, here.value)
@@ -331,13 +335,19 @@ def _rescaled(graph: Graph, node: Node, here: _Scaled) -> _Scaled | None:
         constant = -constant if node.op == "sub" and first else constant
         shifts = here.shifts or bool(constant.any())
         return replace(
-            here, value=made, scale=sign * scale, shift=sign * shift + constant, shifts=shifts
+            here,
+            value=output_id,
+            scale=sign * scale,
+            shift=sign * shift + constant,
+            shifts=shifts,
         )
     if node.op == "div" and not first:
         return None
     with np.errstate(all="ignore"):
         factor = 1 / constant if node.op == "div" else constant
-    return replace(here, value=made, scale=scale * factor, shift=shift * factor, scales=True)
+    return replace(
+        here, value=output_id, scale=scale * factor, shift=shift * factor, scales=True
+    )
 
 
 def _turned(graph: Graph, node: Node, here: _Scaled) -> tuple[int, ...] | None:
@@ -379,12 +389,12 @@ def _by_constants(here: _Scaled) -> Range | None:
         return None
     zero, one = np.zeros_like(here.scale), np.ones_like(here.scale)
     if here.scales:
-        found = here.normal(zero, one)
-        if found is None:
+        normal = here.normal(zero, one)
+        if normal is None:
             return None
-        low, high = found.mean - found.deviation, found.mean + found.deviation
+        low, high = normal.mean - normal.deviation, normal.mean + normal.deviation
         evenly = np.abs(low).max() < _NEAR * high.min() and _MOST_SCALE <= high.max() < 1 << 16
-        return Whole(last=round(float(high.max()))) if evenly else found
+        return Whole(last=round(float(high.max()))) if evenly else normal
     if here.shift.max() > -_FAR:
         return None
     return here.normal(zero, np.abs(here.shift) / 2)
@@ -396,10 +406,10 @@ def _by_statistics(graph: Graph, node: Node, here: _Scaled) -> tuple[Normal | No
     And whether a normalization says so, or the weights of a product alone.
     """
     if node.op == "batch_norm":
-        found = _statistics(graph, node, here.value)
-        if found is None:
+        observed = _statistics(graph, node, here.value)
+        if observed is None:
             return None, False
-        mean, variance = found
+        mean, variance = observed
         axis = -1 if node.attributes.get("data_format") in ("NHWC", "NDHWC") else 1
         deviation = np.sqrt(np.maximum(variance, 0))
         return here.normal(here.by_channel(mean, axis), here.by_channel(deviation, axis)), True
@@ -436,20 +446,22 @@ def _normalized(graph: Graph, product: Node) -> tuple[tuple[Floats, Floats] | No
     A batch normalization in one multiplication and one addition, as Keras writes it, still
     says what becomes about 0 and 1. Where none of both is there, None; and what is added.
     """
-    made = product.outputs[0]
-    assert made is not None
-    rank = len(graph.values[made].shape or (0, 0))
+    output_id = product.outputs[0]
+    assert output_id is not None
+    rank = len(graph.values[output_id].shape or (0, 0))
     ones = np.ones([1] * rank)
-    last = _Scaled(value=made, scale=ones, shift=0 * ones, axes=tuple(range(rank)))
+    last = _Scaled(value=output_id, scale=ones, shift=0 * ones, axes=tuple(range(rank)))
     waiting, left = [last], _MOST_STEPS
     while waiting and left:
         here = waiting.pop(0)
         left -= 1
         readers = _readers(graph, here.value)
         for node in readers:
-            found = _statistics(graph, node, here.value) if node.op == "batch_norm" else None
-            if found is not None:
-                return _undone(found, here), np.zeros(1)
+            statistics = (
+                _statistics(graph, node, here.value) if node.op == "batch_norm" else None
+            )
+            if statistics is not None:
+                return _undone(statistics, here), np.zeros(1)
         after = [_rescaled(graph, node, here) for node in readers]
         waiting.extend(one for one in after if one is not None)
         last = last if any(after) or last.shifts else here

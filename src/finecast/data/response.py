@@ -31,12 +31,12 @@ def resampled(feeds: Feeds, seed: int = 0) -> Feeds | None:
     multiplied by noise besides. None if no array changes by that.
     """
     generator = np.random.default_rng(seed)
-    found = each_call(
+    other_feeds = each_call(
         feeds, lambda call: {n: _resampled(array, generator) for n, array in call.items()}
     )
-    pairs = zip(calls_of(found), calls_of(feeds), strict=True)
+    pairs = zip(calls_of(other_feeds), calls_of(feeds), strict=True)
     same = all(np.array_equal(new[n], array) for new, old in pairs for n, array in old.items())
-    return None if same else found
+    return None if same else other_feeds
 
 
 def _resampled(array: Array, generator: np.random.Generator) -> Array:
@@ -68,13 +68,13 @@ def _noisy(array: Array, spread: float, generator: np.random.Generator) -> Array
 
 def change(before: Mapping[str, Array], after: Mapping[str, Array]) -> dict[str, float]:
     """The relative change of each output of floats; infinite where its shape changes."""
-    found: dict[str, float] = {}
+    changes: dict[str, float] = {}
     for name, array in before.items():
         if array.dtype.kind in "biuOSU" or not array.size:
             continue
-        one = deviation(after[name], array)
-        found[name] = one.relative if one.comparable else math.inf
-    return found
+        difference = deviation(after[name], array)
+        changes[name] = difference.relative if difference.comparable else math.inf
+    return changes
 
 
 def nan_outputs(outputs: Mapping[str, Array], where: str) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ def untold(
     nearby = near() if rest else None
     if nearby is not None:
         text = f"stays as it is where inputs change by {NOTICED:.0%} (saturated)"
-        said |= {n: text for n, found in change(rest, nearby).items() if found <= coarsest**2}
+        said |= {n: text for n, shift in change(rest, nearby).items() if shift <= coarsest**2}
     if not said:
         return ()
     name, text = next(iter(said.items()))

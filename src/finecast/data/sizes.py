@@ -62,11 +62,11 @@ def guessed_dims(inputs: Sequence[TensorSpec], size: int = OPEN_SIZES[0]) -> dic
         for axis, d in enumerate(s.shape or ())
         if axis and not isinstance(d, int)
     ]
-    found = {
+    guesses = {
         symbol or own: size for symbol, own in dims if not symbol or symbol not in batches
     }
     symbols = {d: 1 for s in inputs for d in s.shape or () if isinstance(d, str)}
-    return {name: n for name, n in found.items() if computed_size(name, symbols) is None}
+    return {name: n for name, n in guesses.items() if computed_size(name, symbols) is None}
 
 
 _OPERATORS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
@@ -168,7 +168,7 @@ def _covering(names: Sequence[str]) -> Iterator[frozenset[str]]:
 
 def _cache_lengths(graph: Graph) -> set[str]:
     """Names of the lengths of inputs to which a model appends, or that are named as caches."""
-    found: set[str] = set()
+    lengths: set[str] = set()
     for value in graph.inputs:
         rank = len(value.shape or ())
         if rank < _CACHE_RANK or value.format is None:
@@ -176,8 +176,8 @@ def _cache_lengths(graph: Graph) -> set[str]:
         axes = {axis for node in _readers(graph, value) for axis in _appended(node, rank)}
         if not axes and CACHED.search(value.name):
             axes = set(range(1, rank))
-        found |= {name for axis in axes if (name := _free(value, axis))}
-    return found
+        lengths |= {name for axis in axes if (name := _free(value, axis))}
+    return lengths
 
 
 def _appended(node: Node, rank: int) -> Iterator[int]:
@@ -191,8 +191,8 @@ def _readers(graph: Graph, value: Value) -> Iterator[Node]:
     """The nodes that read a value, also where it was cast before."""
     for node in (graph.nodes[n] for n in dict.fromkeys(value.uses)):
         if node.op == "identity" or by_name(node.op).kind is OpKind.CAST:
-            made = node.outputs[0]
-            yield from () if made is None else _readers(graph, graph.values[made])
+            output_id = node.outputs[0]
+            yield from () if output_id is None else _readers(graph, graph.values[output_id])
         else:
             yield node
 
@@ -205,13 +205,13 @@ def _free(value: Value, axis: int) -> str:
 
 def _sizes_of_weights(graph: Graph) -> dict[str, int]:
     """Sizes of the free dimensions of inputs that a constant weight determines, by name."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for value in graph.inputs:
         for node in _readers(graph, value):
             axis, size = _by_weight(graph, node, value)
             if size and (name := _free(value, axis)):
-                found.setdefault(name, size)
-    return found
+                sizes.setdefault(name, size)
+    return sizes
 
 
 def _by_weight(graph: Graph, node: Node, value: Value) -> tuple[int, int]:
@@ -224,14 +224,14 @@ def _by_weight(graph: Graph, node: Node, value: Value) -> tuple[int, int]:
         return 0, 0
     if node.op == "conv":
         groups = node.attributes.get("group", node.attributes.get("groups", 1))
-        found = (1, shape[1], groups)
+        contraction = (1, shape[1], groups)
     elif node.op == "matmul" and not node.attributes.get("transpose_b"):
-        found = (-1, shape[-2], 1)
+        contraction = (-1, shape[-2], 1)
     elif node.op == "gemm" and not node.attributes.get("transA"):
-        found = (-1, shape[1] if node.attributes.get("transB") else shape[0], 1)
+        contraction = (-1, shape[1] if node.attributes.get("transB") else shape[0], 1)
     else:
         return 0, 0
-    axis, size, times = found
+    axis, size, times = contraction
     if not isinstance(size, int) or not isinstance(times, int):
         return 0, 0
     return axis % len(value.shape or ()), size * times
@@ -268,14 +268,14 @@ def length_limits(graph: Graph) -> dict[str, int]:
     of rows of the smallest such table. The model's own limit may be lower: in some models
     positions start at 2.
     """
-    found: dict[str, int] = {}
+    limits: dict[str, int] = {}
     for node in graph.nodes:
         rows = _table_rows(graph, node)
         if rows is None:
             continue
         for name in _sizes_behind(graph, node):
-            found[name] = min(rows, found.get(name, rows))
-    return found
+            limits[name] = min(rows, limits.get(name, rows))
+    return limits
 
 
 def affordable(limits: Mapping[str, int], graph: Graph) -> dict[str, int]:

@@ -87,15 +87,15 @@ def _patterns(given: Mapping[str, str] | Sequence[str] | None) -> Mapping[str, s
     Raises:
         UsageError: If one name has a ``*`` that the other lacks.
     """
-    found = assignments(given, str, where="--state", form="INPUT=OUTPUT", fix=_STATE)
-    for name, output in found.items():
+    patterns = assignments(given, str, where="--state", form="INPUT=OUTPUT", fix=_STATE)
+    for name, output in patterns.items():
         if not output or name.count("*") != output.count("*"):
             raise UsageError(
                 f"'{name}={output}' does not say which output becomes which input",
                 where="--state",
                 fix=_STATE,
             )
-    return found
+    return patterns
 
 
 def _names(given: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -256,8 +256,12 @@ class DataOptions:
     @property
     def label(self) -> str:
         """The metric's name in reports, a built-in one in lower case."""
-        given = self.evaluate
-        name = given if isinstance(given, str) else getattr(given, "__qualname__", "")
+        evaluation = self.evaluate
+        name = (
+            evaluation
+            if isinstance(evaluation, str)
+            else getattr(evaluation, "__qualname__", "")
+        )
         name = self.evaluate_name or name
         return name if self.evaluate is not None else spelled(self.metric or _METRIC)
 
@@ -267,10 +271,10 @@ class DataOptions:
 
         A folder is none of them: that it cannot be read is said where it would be.
         """
-        given = {"--data": self.data, "--calib": self.calib, "--eval": self.evaluate}
-        named = ((role, one) for role, one in given.items() if isinstance(one, str | Path))
-        found = ((role, file_of(one)) for role, one in named)
-        return [(role, path) for role, path in found if not path.is_dir()]
+        sources = {"--data": self.data, "--calib": self.calib, "--eval": self.evaluate}
+        named = ((role, one) for role, one in sources.items() if isinstance(one, str | Path))
+        files = ((role, file_of(one)) for role, one in named)
+        return [(role, path) for role, path in files if not path.is_dir()]
 
     def loaded(self) -> DataOptions:
         """These options with functions in place of ``FILE.py:FUNCTION``.
@@ -448,7 +452,7 @@ def _check_cut(options: DataOptions) -> None:
     if any(isinstance(one, str | Path | Mapping) for one in (options.data, options.calib)):
         return
     stated = {"--batch": options.batch is not None, "--sample-axis": bool(options.sample_axes)}
-    for option in (option for option, given in stated.items() if given):
+    for option in (option for option, is_stated in stated.items() if is_stated):
         raise UsageError(
             "samples are cut out of arrays, and whole calls are given",
             where=option,
@@ -469,8 +473,8 @@ def _calibration(
         if next(calibrate(), None) is None:
             raise UsageError("the calibration function yields nothing", where="--calib")
         return calibrate
-    found = _samples(calib, options, session)
-    return _batches_of(found, options, session, most)
+    samples = _samples(calib, options, session)
+    return _batches_of(samples, options, session, most)
 
 
 def _batches_of(
@@ -493,10 +497,10 @@ def user_feeds(calib: CalibrationFunction) -> Iterator[Feeds]:
     with guarded(
         "the calibration function failed", where=name, fix="call it in python to see more"
     ):
-        given: Any = calib()  # of the user's making, whatever its type says
-        if not isinstance(given, Iterable):
-            raise _no_feeds(name, f"returns {type(given).__name__}")
-        for feeds in given:
+        all_feeds: Any = calib()  # of the user's making, whatever its type says
+        if not isinstance(all_feeds, Iterable):
+            raise _no_feeds(name, f"returns {type(all_feeds).__name__}")
+        for feeds in all_feeds:
             # A list has the steps of one sequence.
             steps = feeds if isinstance(feeds, list | tuple) and feeds else [feeds]
             for step in steps:
@@ -528,9 +532,11 @@ def _samples(
         return Stream(inputs=tuple(inputs), source=source, label_name=labels, advice=advice)
     mapped = isinstance(data, Mapping)
     read = partial(data_set, _arrays(data)) if mapped else partial(load_npz, data)
-    found = read(inputs, labels=labels, sample_axes=axes, beside=options.groups, advice=advice)
-    check_batch(found, options.batch)
-    return found
+    samples = read(
+        inputs, labels=labels, sample_axes=axes, beside=options.groups, advice=advice
+    )
+    check_batch(samples, options.batch)
+    return samples
 
 
 def check_batch(data: Dataset, batch: int | None) -> None:
@@ -580,13 +586,13 @@ def _digest(options: DataOptions) -> str:
     if isinstance(data, str | Path):
         content = digest(Path(data))
     elif isinstance(data, Mapping):
-        found = hashlib.sha256()
+        hasher = hashlib.sha256()
         for name, value in data.items():
             array = np.ascontiguousarray(to_array(value))
-            found.update(f"{name} {array.dtype} {array.shape}".encode())
+            hasher.update(f"{name} {array.dtype} {array.shape}".encode())
             plain = array.astype(str) if array.dtype.kind == "O" else array
-            found.update(plain.tobytes())
-        content = found.hexdigest()
+            hasher.update(plain.tobytes())
+        content = hasher.hexdigest()
     else:
         content = uuid.uuid4().hex
     decoded = options.decode_steps, sorted(options.state.items())
@@ -596,8 +602,8 @@ def _digest(options: DataOptions) -> str:
 def _first_batches(
     data: Dataset | Stream, batch: int, calls: CallsFunction, most: int = CALIBRATION_SAMPLES
 ) -> Iterator[Feeds]:
-    for one in data.batches(batch, limit=most):
-        yield from calls(one.feeds)
+    for samples in data.batches(batch, limit=most):
+        yield from calls(samples.feeds)
 
 
 def calibration_batches(
@@ -625,8 +631,8 @@ def calibration_calls(
         return calibration
     if options.data is None:
         raise UsageError("no data", fix="give --data FILE.npz or --calib")
-    found = _samples(options.data, options, session, labels=options.labels)
-    return _batches_of(found, options, session, most)
+    samples = _samples(options.data, options, session, labels=options.labels)
+    return _batches_of(samples, options, session, most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

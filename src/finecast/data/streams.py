@@ -65,11 +65,11 @@ class Stream:
         return size if isinstance(size, int) else 0
 
     def _parts(self, item: Any) -> tuple[dict[str, Array], Array | None]:
-        given, labels = _split(item, len(self.inputs))
+        inputs, labels = _split(item, len(self.inputs))
         names = [spec.name for spec in self.inputs]
-        if not isinstance(given, Mapping):
-            given = dict(zip(names, given, strict=True))
-        arrays = dict(cast("Mapping[str, Any]", given))
+        if not isinstance(inputs, Mapping):
+            inputs = dict(zip(names, inputs, strict=True))
+        arrays = dict(cast("Mapping[str, Any]", inputs))
         for name in (self.label_name,) if self.label_name else _LABELS:
             if labels is None and name in arrays and name not in names:
                 labels = arrays.pop(name)

@@ -73,5 +73,5 @@ def _installed(package: str) -> str:
 
 def _numbers(release: str) -> tuple[int, ...]:
     """The leading numbers of a release: ``2026.4.1`` of ``2026.4.1-21000-dev``."""
-    found = re.match(r"\d+(\.\d+)*", release)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    match = re.match(r"\d+(\.\d+)*", release)
+    return tuple(map(int, match[0].split("."))) if match else ()

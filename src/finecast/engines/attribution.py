@@ -67,12 +67,12 @@ class NameLists:
         return tuple(name for name in names if name)
 
     def _end(self, pieces: Sequence[str], start: int) -> int:
-        at, end, found = self._root, start, start + 1
+        at, end, longest_end = self._root, start, start + 1
         while end < len(pieces) and (follows := at.after.get(pieces[end])) is not None:
             at, end = follows, end + 1
             if at.ends:
-                found = end
-        return found
+                longest_end = end
+        return longest_end
 
 
 def node_of(name: str, nodes: Collection[str]) -> str | None:
@@ -118,32 +118,32 @@ def _claim(
         if kernel.named or kernel.added:
             continue
         pending = list(_named_readers(kernel, by_name))
-        found: set[str] = set()
+        claimed_nodes: set[str] = set()
         while pending:
             step = by_node.get(pending.pop())
             for value in step.inputs if step else ():
                 node = producer.get(value)
-                if node and node not in mentioned and node not in found:
-                    found.add(node)
+                if node and node not in mentioned and node not in claimed_nodes:
+                    claimed_nodes.add(node)
                     pending.append(node)
-        members[kernel.name] = found
+        members[kernel.name] = claimed_nodes
     for name in [k.name for k in kernels if not k.named]:
         mentioned.update(members[name])
 
 
 def _named_readers(kernel: Kernel, by_name: Mapping[str, Kernel]) -> set[str]:
     """Nodes of the first kernels after ``kernel``, on each path, that have named nodes."""
-    pending, seen, found = list(kernel.feeds), set[str](), set[str]()
+    pending, seen, nodes = list(kernel.feeds), set[str](), set[str]()
     while pending:
         name = pending.pop()
         if name in seen or name not in by_name:
             continue
         seen.add(name)
         reader = by_name[name]
-        found.update(reader.named)
+        nodes.update(reader.named)
         if not reader.named:
             pending.extend(reader.feeds)
-    return found
+    return nodes
 
 
 def _absorb(

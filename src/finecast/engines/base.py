@@ -258,8 +258,10 @@ class CalledSession(Session):
     def _called(self, feeds: Feeds) -> dict[str, Array]:
         names = [spec.name for spec in self.outputs]
         with guarded("what is deployed failed", where="deployed", fix="call it by itself"):
-            found = self._function(dict(feeds))
-            arrays = [found[n] for n in names] if isinstance(found, Mapping) else [*found]
+            outputs = self._function(dict(feeds))
+            arrays = (
+                [outputs[n] for n in names] if isinstance(outputs, Mapping) else [*outputs]
+            )
             return {n: np.asarray(array) for n, array in zip(names, arrays, strict=True)}
 
 

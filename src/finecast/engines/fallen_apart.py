@@ -65,15 +65,15 @@ def fallen_apart(before: Kernels, after: Kernels) -> tuple[FallenApart, ...]:
     such as those of one node that an engine runs once for each head, are told once.
     """
     home = {node: k for k, nodes in enumerate(after) for node in nodes}
-    found: dict[FallenApart, None] = {}
+    broken_kernels: dict[FallenApart, None] = {}
     for kernel in before:
         parts: dict[int, list[str]] = {}
         for node in kernel:
             if node in home:
                 parts.setdefault(home[node], []).append(node)
         if len(parts) > 1:
-            found[FallenApart(parts=tuple(tuple(p) for p in parts.values()))] = None
-    return tuple(found)
+            broken_kernels[FallenApart(parts=tuple(tuple(p) for p in parts.values()))] = None
+    return tuple(broken_kernels)
 
 
 def broken_by(plan: Plan, before: Kernels, after: Kernels) -> tuple[FallenApart, ...]:
@@ -84,10 +84,10 @@ def broken_by(plan: Plan, before: Kernels, after: Kernels) -> tuple[FallenApart,
     """
     low = {d.node: d.format for d in plan.decisions if d.format is not Format.FP32}
     computes = {d.node for d in plan.decisions if not by_name(d.op).exact}
-    found: dict[FallenApart, None] = {}
-    for one in fallen_apart(before, after):
-        nodes = {node for part in one.parts for node in part}
-        parts = tuple(part for part in one.parts if not computes.isdisjoint(part))
+    broken_kernels: dict[FallenApart, None] = {}
+    for kernel in fallen_apart(before, after):
+        nodes = {node for part in kernel.parts for node in part}
+        parts = tuple(part for part in kernel.parts if not computes.isdisjoint(part))
         if nodes <= low.keys() and len({low[n] for n in nodes}) == 1 and len(parts) > 1:
-            found[FallenApart(parts=parts)] = None
-    return tuple(found)
+            broken_kernels[FallenApart(parts=parts)] = None
+    return tuple(broken_kernels)

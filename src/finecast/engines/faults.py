@@ -69,15 +69,15 @@ def _is_read_twice(graph: Graph, node: Node) -> bool:
 
 def _is_merged(graph: Graph, value: Value, reader: Node) -> bool:
     """Whether the op that reads ``value`` becomes part of the scale, or may change nothing."""
-    given = [graph.values[i] for i in reader.inputs if i is not None and i != value.id]
+    others = [graph.values[i] for i in reader.inputs if i is not None and i != value.id]
     known = graph.once(settled)
-    if any(v.id not in known for v in given):
+    if any(v.id not in known for v in others):
         return False
     if reader.op in _CONV_SCALES:
         return True
     if reader.op in _CONV_SHIFTS:
-        return any(may_be_zeros(graph, v) for v in given)
-    kept = reader.op in _KEEP_ONE_VALUE and (not given or reader.op == "dropout")
+        return any(may_be_zeros(graph, v) for v in others)
+    kept = reader.op in _KEEP_ONE_VALUE and (not others or reader.op == "dropout")
     if not kept and by_name(reader.op).kind not in _KEEP_VALUES:
         return False
     after = None if reader.outputs[0] is None else graph.values[reader.outputs[0]]
@@ -137,7 +137,7 @@ def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
     OpenVINO multiplies a value that is subtracted by -1 first, which is such a kernel in any
     format; there the ops of the block stay in fp32 as well, as they are in the original model.
     """
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for product in graph.nodes:
         if not _is_small(graph, product) or not _behind_another(graph, product):
             continue
@@ -149,8 +149,8 @@ def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
             if node.op == "sub" and node.inputs[1] in {v.id for v in others}:
                 kept |= {n for v in _inputs(graph, node) for n in _computing(graph, v, True)}
             text = f"openvino crashes at {node.name} if it reads a cast to {low.label}"
-            found |= dict.fromkeys((*kept, node.id), text)
-    return found
+            reasons |= dict.fromkeys((*kept, node.id), text)
+    return reasons
 
 
 def sums_of_codes(graph: Graph, low: Format) -> Mapping[int, str]:
@@ -205,17 +205,17 @@ def _computing(graph: Graph, value: Value, whole_block: bool = False) -> set[int
 
     Those other ops are included. With ``whole_block`` the search goes on past small products.
     """
-    found, waiting = set[int](), [value]
+    node_ids, waiting = set[int](), [value]
     while waiting:
         producer = waiting.pop().producer
-        if producer is None or producer in found:
+        if producer is None or producer in node_ids:
             continue
-        found.add(producer)
+        node_ids.add(producer)
         node = graph.nodes[producer]
         passed = by_name(node.op).kind in _JOINS | _MLP_MOVES
         if passed or (whole_block and _is_small(graph, node)):
             waiting.extend(_inputs(graph, node))
-    return found
+    return node_ids
 
 
 # Finds the nodes, by id, that are computed wrongly in a low format, with the reason; an empty
@@ -280,22 +280,22 @@ def _second_bias(graph: Graph, low: Format) -> Mapping[int, str]:
     out of fp16. Scalars are fused in another way, which is right; they and ops that move
     numbers may be between the additions.
     """
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for product in graph.nodes:
         if product.op not in _PRODUCTS:
             continue
         for bias in _biases(graph, product):
             before = bias
             between, after = _next_bias(graph, before)
-            while after is not None and after.id not in found:
+            while after is not None and after.id not in reasons:
                 text = (
                     f"openvino leaves out the bias that {before.name} adds if {after.name} "
                     f"adds another in {low.label}"
                 )
-                found |= dict.fromkeys((before.id, *between, after.id), text)
+                reasons |= dict.fromkeys((before.id, *between, after.id), text)
                 before = after
                 between, after = _next_bias(graph, before)
-    return found
+    return reasons
 
 
 def _biases(graph: Graph, product: Node) -> list[Node]:
@@ -332,7 +332,7 @@ _FIRST_CACHE_BYTES: Final = 1 << 16
 
 def _small_group_norms(graph: Graph, low: Format) -> Mapping[int, str]:
     """GroupNormalizations of fixed shape with small groups: they do not load in bf16."""
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for node in graph.nodes:
         if node.native != "openvino::GroupNormalization" or node.inputs[0] is None:
             continue
@@ -341,8 +341,8 @@ def _small_group_norms(graph: Graph, low: Format) -> Mapping[int, str]:
         if not fixed or not isinstance(groups, int):
             continue
         if low.bytes_for(math.prod(fixed[1:]) // groups) <= _FIRST_CACHE_BYTES:
-            found[node.id] = f"openvino has no {low.label} kernel for it at this shape"
-    return found
+            reasons[node.id] = f"openvino has no {low.label} kernel for it at this shape"
+    return reasons
 
 
 def _state_start(graph: Graph, low: Format) -> Mapping[int, str]:
@@ -377,16 +377,16 @@ def _reduced_codes(graph: Graph, low: Format) -> Mapping[int, str]:
     OpenVINO fuses the quantization into the reduction. Sums and means are computed rightly if
     what they read is in fp32; that depends on the plan, and here they count in any.
     """
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for node in graph.nodes:
         for value in _inputs(graph, node):
-            made = graph.maker(origin(graph, value))
-            if made is not None and _fuses_codes(graph, made):
-                found[node.id] = (
+            maker = graph.maker(origin(graph, value))
+            if maker is not None and _fuses_codes(graph, maker):
+                reasons[node.id] = (
                     f"openvino computes the quantization to {low.label} of the result of"
-                    f" {made.name} wrongly"
+                    f" {maker.name} wrongly"
                 )
-    return found
+    return reasons
 
 
 def _fuses_codes(graph: Graph, node: Node) -> bool:
@@ -420,7 +420,7 @@ def _masked_rows(graph: Graph, low: Format) -> Mapping[int, str]:
     OpenVINO's own op gives NaN there, which no model means; ONNX's gives 0, as does one of
     OpenVINO's whose NaN is replaced. Of a mask that is a constant its rows are read.
     """
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for node in graph.nodes:
         mask = node.inputs[3] if node.native in _MASKED and len(node.inputs) > 3 else None
         if mask is None or graph.values[mask].dtype != "bool":
@@ -435,10 +435,10 @@ def _masked_rows(graph: Graph, low: Format) -> Mapping[int, str]:
         constant = graph.values[mask].constant
         masks_all = constant is None or not constant.read().any(axis=-1).all()
         if masks_all and (replaced or node.native == "onnx::Attention"):
-            found[node.id] = (
+            reasons[node.id] = (
                 f"openvino attends to every key in {low.label} where the mask leaves out all"
             )
-    return found
+    return reasons
 
 
 _MASKED: Final = frozenset({"onnx::Attention", "openvino::ScaledDotProductAttention"})
@@ -462,16 +462,16 @@ def fault_of_integers(engine: str, graph: Graph, node: Node) -> KnownFault | Non
 
     No plan avoids it, as no low format is involved: it explains what was seen to be wrong.
     """
-    read, made = (
+    read, written = (
         {graph.values[i].dtype for i in ports if i is not None}
         for ports in (node.inputs, node.outputs)
     )
     name = ""
-    if by_name(node.op).kind is OpKind.CAST and made & _WIDE and not read & _WIDE:
+    if by_name(node.op).kind is OpKind.CAST and written & _WIDE and not read & _WIDE:
         name = "openvino-cast-int64"
-    elif node.op in _DIVISIONS and made & {*_WIDE, "int32", "uint32"}:
+    elif node.op in _DIVISIONS and written & {*_WIDE, "int32", "uint32"}:
         name = "openvino-integer-division"
-    elif (read | made) & _WIDE:
+    elif (read | written) & _WIDE:
         name = "openvino-int64"
     fault = known_faults().get(name)
     return fault if fault is not None and fault.engine == engine and fault.is_here else None

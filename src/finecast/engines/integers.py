@@ -56,14 +56,14 @@ def fuses(engine: str, fmt: Format) -> bool:
 
 def tried_unnamed(engine: str) -> tuple[Format, ...]:
     """The formats of codes that are tried for ``engine`` where nobody names a format."""
-    found = ((fmt, engines.get(engine)) for fmt, engines in FUSIONS.items())
-    return tuple(fmt for fmt, fusion in found if fusion is not None and not fusion.if_named)
+    fusions = ((fmt, engines.get(engine)) for fmt, engines in FUSIONS.items())
+    return tuple(fmt for fmt, fusion in fusions if fusion is not None and not fusion.if_named)
 
 
 def codes_results(engine: str, fmt: Format) -> bool:
     """Whether kernels of ``engine`` in ``fmt`` have to give codes."""
-    found = FUSIONS.get(fmt, {}).get(engine)
-    return found is not None and found.coded_results
+    fusion = FUSIONS.get(fmt, {}).get(engine)
+    return fusion is not None and fusion.coded_results
 
 
 def engines_for(fmt: Format) -> str:

@@ -75,8 +75,8 @@ def _taken_from(model: Any) -> str:
 
     An engine may refuse an op for another reason than its type: a weight of 3 bits, say.
     """
-    given = frontend.types_computed_in(model)
-    label = next((name for name, t in frontend.SOURCE_TYPES.items() if t in given), "")
+    types = frontend.types_computed_in(model)
+    label = next((name for name, t in frontend.SOURCE_TYPES.items() if t in types), "")
     if not label:
         return ""
     try:

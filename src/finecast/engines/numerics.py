@@ -128,4 +128,6 @@ def recorded() -> dict[str, dict[str, str]]:
         "tensorflow": dict.fromkeys(TENSORFLOW, "OFF"),
         "variables": _variables(),
     }
-    return {engine: {k: str(v) for k, v in found.items()} for engine, found in stated.items()}
+    return {
+        engine: {k: str(v) for k, v in settings.items()} for engine, settings in stated.items()
+    }

@@ -375,12 +375,12 @@ def _registered_kernels() -> dict[tuple[str, str, str], frozenset[str]]:
     """Tensor types of all kernels by provider, domain and op; empty if there is no list."""
     state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     listing = getattr(state, "get_all_opkernel_def", None)
-    found: dict[tuple[str, str, str], set[str]] = {}
+    types_by_op: dict[tuple[str, str, str], set[str]] = {}
     for kernel in listing() if listing is not None else ():
         types = {t for allowed in kernel.type_constraints.values() for t in allowed}
         domain = "" if kernel.domain == "ai.onnx" else kernel.domain
-        found.setdefault((kernel.provider, domain, kernel.op_name), set()).update(types)
-    return {key: frozenset(types) for key, types in found.items()}
+        types_by_op.setdefault((kernel.provider, domain, kernel.op_name), set()).update(types)
+    return {key: frozenset(types) for key, types in types_by_op.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -485,11 +485,11 @@ def lacks_kernel(error: BaseException | None) -> TypeGuard[Exception]:
 def explain(error: Exception) -> str:
     """The reason in an ONNX Runtime exception, one line without source locations."""
     text = _PREFIX.sub("", " ".join(str(error).split()))
-    if found := _NO_KERNEL.search(text):
-        at = f" at {found['name']!r}" if found["name"] else ""
-        return f"no kernel for {found['op']} (opset {found['version']}){at}"
-    if found := _NO_SCHEMA.search(text):
-        return f"no kernel for {found['op'].replace(':', '.')}"
+    if match := _NO_KERNEL.search(text):
+        at = f" at {match['name']!r}" if match["name"] else ""
+        return f"no kernel for {match['op']} (opset {match['version']}){at}"
+    if match := _NO_SCHEMA.search(text):
+        return f"no kernel for {match['op'].replace(':', '.')}"
     text = _LOCATION.sub("", text) or type(error).__name__
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
 
@@ -612,7 +612,7 @@ def kernel_times(
             types = ["int8"]
         formats[kernel] = ONNX_LABELS.get(types[0], types[0]) if types else ""
     ops = attribute(original.steps, _kernels(optimized, original))
-    found = [
+    kernels = [
         KernelTime(
             kernel=name,
             kind=kinds[name],
@@ -624,7 +624,7 @@ def kernel_times(
         )
         for name, series in times.items()
     ]
-    return sorted((k for k in found if k.time_s > 0), key=lambda k: -k.time_s)
+    return sorted((k for k in kernels if k.time_s > 0), key=lambda k: -k.time_s)
 
 
 def _per_run(series: list[float], repeats: int) -> float:

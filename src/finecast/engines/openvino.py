@@ -218,7 +218,7 @@ class OpenVinoSession(Session):
         facts = self._model.kernels()
         ops, formats = self._attributed(facts, self._names)
         constants, signatures = constants_of(facts), _signatures(facts, feeds)
-        found = [
+        kernels = [
             KernelTime(
                 kernel=name,
                 kind=kinds[name],
@@ -230,7 +230,7 @@ class OpenVinoSession(Session):
             )
             for name, series in times.items()
         ]
-        return sorted(found, key=lambda k: -k.time_s)
+        return sorted(kernels, key=lambda k: -k.time_s)
 
     def kernel_formats(self) -> Sequence[KernelFormats]:
         """The formats of each kernel that runs nodes of the model.
@@ -455,13 +455,15 @@ class OpenVinoEngine(Engine):
         where = str(model) if isinstance(model, Path) else ""
         with (
             _explained(model, where),
-            self._read(model, where, self._settings("f32"), DryRun.keep) as found,
+            self._read(model, where, self._settings("f32"), DryRun.keep) as parts,
         ):
-            read, source, names, kept = found
+            read, source, names, kept = parts
             if kept is not None:
-                made, others = (_Elsewhere(kept), SizeCheck(read)), _other_engines(model)
+                compiled, others = (_Elsewhere(kept), SizeCheck(read)), _other_engines(model)
                 known = names(kept.told["ops"])
-                return OpenVinoSession(made, source, where=where, names=known, others=others)
+                return OpenVinoSession(
+                    compiled, source, where=where, names=known, others=others
+                )
         return self.load_hinted(model, Format.FP32)
 
     def load_streams(self, model: Loadable, fmt: Format = Format.FP32) -> OpenVinoStreams:
@@ -526,10 +528,10 @@ class OpenVinoEngine(Engine):
     ) -> OpenVinoSession:
         where = str(model) if isinstance(model, Path) else ""
         settings = self._settings(hint, profiling=profiling)
-        with self._compiled(model, where, settings) as (made, source, names):
+        with self._compiled(model, where, settings) as (compiled, source, names):
             known = names() if named else None
             others = _other_engines(model)
-            return OpenVinoSession(made, source, where=where, names=known, others=others)
+            return OpenVinoSession(compiled, source, where=where, names=known, others=others)
 
     @contextmanager
     def _compiled(
@@ -537,8 +539,8 @@ class OpenVinoEngine(Engine):
     ) -> Generator[_Compiled]:
         """The compiled model and a check of sizes, ports and steps, and nodes of each op."""
         with _explained(model, where):
-            with self._read(model, where, settings, DryRun.load) as found:
-                read, source, names, dry_run = found
+            with self._read(model, where, settings, DryRun.load) as parts:
+                read, source, names, dry_run = parts
                 stated = self._made_for(read, source, settings)
                 compiled = self._core.compile_model(read, self.device, stated)
                 sizes = SizeCheck(read)
@@ -700,8 +702,8 @@ def _typical_s(series: Sequence[float], runs: int) -> float:
     the sum of the times by no more than a single one of them.
     """
     mean = float(np.mean(series))
-    found = float(np.quantile(series, 0.25)) if mean > runs * _MICROSECOND_S else mean
-    return max(found, _CUT_OFF_S)
+    time_s = float(np.quantile(series, 0.25)) if mean > runs * _MICROSECOND_S else mean
+    return max(time_s, _CUT_OFF_S)
 
 
 def devices() -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def nodes_by_friendly_name(
     """
     producers = source.producers
     nodes = {step.name for step in source.steps}
-    found: dict[str, tuple[str, ...]] = {}
+    nodes_by_op: dict[str, tuple[str, ...]] = {}
     # Reverse topological order, so that an op's readers are settled before it.
     for op in reversed(ops):
         if op["kind"] in ("Constant", "Parameter", "Result"):
@@ -49,9 +49,9 @@ def nodes_by_friendly_name(
         if not own and (node := node_of(op["name"], nodes)):
             own = {node}
         if not own:
-            own = {n for reader in op["readers"] for n in found.get(reader, ())[:1]}
-        found[op["name"]] = tuple(sorted(own))
-    return found
+            own = {n for reader in op["readers"] for n in nodes_by_op.get(reader, ())[:1]}
+        nodes_by_op[op["name"]] = tuple(sorted(own))
+    return nodes_by_op
 
 
 def kernels_of(
@@ -89,7 +89,7 @@ def stored_in(ops: Sequence[KernelFacts]) -> dict[str, str]:
 
 def constants_of(ops: Sequence[KernelFacts]) -> dict[str, frozenset[str]]:
     """OpenVINO's names of the types of the constants that each kernel reads."""
-    found: dict[str, frozenset[str]] = {}
+    types_by_kernel: dict[str, frozenset[str]] = {}
     fixed: set[str] = set()
     kinds: dict[str, str] = {}
     for op in ops:
@@ -98,8 +98,10 @@ def constants_of(ops: Sequence[KernelFacts]) -> dict[str, frozenset[str]]:
         if _is_fixed(op, fixed):
             fixed.add(name)
             continue
-        found[name] = frozenset(kinds[source] for source in fixed.intersection(op["sources"]))
-    return found
+        types_by_kernel[name] = frozenset(
+            kinds[source] for source in fixed.intersection(op["sources"])
+        )
+    return types_by_kernel
 
 
 def _is_fixed(op: KernelFacts, fixed: set[str]) -> bool:
@@ -144,17 +146,17 @@ def _port_names(ports: Sequence[PortFacts], declared: Sequence[TensorSpec]) -> l
     gets a declared name that no other port has.
     """
     free = [spec.name for spec in declared]
-    found: list[str | None] = []
+    names: list[str | None] = []
     friendly = [port["name"].rsplit(_SINK, 1)[0] for port in ports]
     for port, own in zip(ports, friendly, strict=True):
         name = next((c for c in (own, *port["tensors"]) if c in free), None)
-        found.append(name)
+        names.append(name)
         if name is not None:
             free.remove(name)
     rest = iter(free if len(ports) == len(declared) else ())
     return [
         name if name is not None else next(rest, own)
-        for name, own in zip(found, friendly, strict=True)
+        for name, own in zip(names, friendly, strict=True)
     ]
 
 
@@ -239,8 +241,8 @@ class SizeCheck:
             return
         import openvino
 
-        given = self._model.get_parameters()[: self._count]
-        for parameter, dims in zip(given, shapes, strict=True):
+        parameters = self._model.get_parameters()[: self._count]
+        for parameter, dims in zip(parameters, shapes, strict=True):
             parameter.set_partial_shape(openvino.PartialShape(list(dims)))
         # ``reshape`` would take a batch that is constant in the model for a free one.
         self._model.validate_nodes_and_infer_types()

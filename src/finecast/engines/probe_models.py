@@ -53,10 +53,10 @@ class Probe:
     @cached_property
     def stages(self) -> list[NDArray[np.float64]]:
         """The input, and the values after each ``op`` and Relu, in double precision."""
-        found = [self.x]
+        values = [self.x]
         for _ in range(self.depth):
-            found.append(np.maximum(self._step(found[-1]), 0))
-        return found
+            values.append(np.maximum(self._step(values[-1]), 0))
+        return values
 
     def _step(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         if self.op == "MatMul":
@@ -153,8 +153,8 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
         return [f"{name}_scale", f"{name}_zero"]
 
     def node(kind: str, inputs: list[str], output: str, **attributes: Any) -> None:
-        made = helper.make_node(kind, inputs, [output], name=f"{kind}_{output}", **attributes)
-        nodes.append(made)
+        proto = helper.make_node(kind, inputs, [output], name=f"{kind}_{output}", **attributes)
+        nodes.append(proto)
 
     weights = probe.w.astype(np.float32)
     coded = of_weights(probe, fmt).moved(APART if probe.apart else 0)
@@ -171,9 +171,9 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
     for i, stage in enumerate(probe.stages[:-1]):
         if fmt.runs_on_codes:
             of_value = Scaled.of_value(fmt, stage.min(), stage.max())
-            given = parameters(f"v{i}", of_value)
-            node("QuantizeLinear", [value, *given], f"q{i}")
-            node("DequantizeLinear", [f"q{i}", *given], f"d{i}")
+            scale_and_zero = parameters(f"v{i}", of_value)
+            node("QuantizeLinear", [value, *scale_and_zero], f"q{i}")
+            node("DequantizeLinear", [f"q{i}", *scale_and_zero], f"d{i}")
             value = f"d{i}"
         node(probe.op, [value, "w_read"], f"p{i}", **pads)
         value = f"r{i}"
@@ -183,9 +183,9 @@ def build_scaled(probe: Probe, fmt: Format) -> bytes:
         node("Cast", [value], "y", to=TensorProto.FLOAT)
     else:  # some engines have only kernels that give codes
         of_value = Scaled.of_value(fmt, last.min(), last.max())
-        given = parameters("last", of_value)
-        node("QuantizeLinear", [value, *given], "q_last")
-        node("DequantizeLinear", ["q_last", *given], "y")
+        scale_and_zero = parameters("last", of_value)
+        node("QuantizeLinear", [value, *scale_and_zero], "q_last")
+        node("DequantizeLinear", ["q_last", *scale_and_zero], "y")
     return _finished(probe, nodes, constants)
 
 

@@ -192,9 +192,9 @@ def how_to_run(
         indent = "# "
         lines += textwrap.wrap(f"# {note}", _WIDTH, subsequent_indent=indent)
     if usage.settings:
-        found = _settings(HINTS[low or Format.FP32], formats, throughput=throughput)
-        found |= {} if kv_cache is Format.FP32 else kv_cache_settings(kv_cache)
-        lines += ["settings = {", *_filled(found), "}"]
+        settings = _settings(HINTS[low or Format.FP32], formats, throughput=throughput)
+        settings |= {} if kv_cache is Format.FP32 else kv_cache_settings(kv_cache)
+        lines += ["settings = {", *_filled(settings), "}"]
     parts = {"path": repr(str(output)), "device": repr(device or "CPU")}
     before = (*usage.before, *(usage.throughput if throughput else ()))
     lines += [line.format(**parts) for line in before]
@@ -208,11 +208,13 @@ def _zeros(usage: Usage, inputs: Inputs | None) -> list[str]:
     """The statement that makes ``inputs``, of zeros where their shapes are known."""
     if not inputs:
         return ["inputs = {}  # an array for each input, by its name"]
-    made = {dtype: usage.tensors.get(dtype, (usage.zeros,)) for _, dtype in inputs.values()}
-    needed = [line for _, *lines in made.values() for line in lines]
+    templates = {
+        dtype: usage.tensors.get(dtype, (usage.zeros,)) for _, dtype in inputs.values()
+    }
+    needed = [line for _, *lines in templates.values() for line in lines]
     zeros = [
         f"{name!r}: "
-        + usage.named.get(name, made[dtype][0]).format(shape=shape, dtype=repr(dtype))
+        + usage.named.get(name, templates[dtype][0]).format(shape=shape, dtype=repr(dtype))
         for name, (shape, dtype) in inputs.items()
     ]
     if len(zeros) == 1:
@@ -265,10 +267,10 @@ def in_memory_notes(plan: Plan) -> tuple[str, ...]:
     if not code:
         return ()
     if low is None:
-        made = f"the model is made for {plan.engine}'s dynamic quantization: run it by {code}"
-        return (f"{made}; with a {DYNAMIC_QUANTIZATION} of 0 all values are read exactly",)
-    made = f"the model is made for {plan.engine}'s precision hint: run it by {code}"
-    return (f'{made}; under "{HINTS[Format.FP32]}" all of it computes in fp32',)
+        note = f"the model is made for {plan.engine}'s dynamic quantization: run it by {code}"
+        return (f"{note}; with a {DYNAMIC_QUANTIZATION} of 0 all values are read exactly",)
+    note = f"the model is made for {plan.engine}'s precision hint: run it by {code}"
+    return (f'{note}; under "{HINTS[Format.FP32]}" all of it computes in fp32',)
 
 
 def _settings(

@@ -166,11 +166,11 @@ def _taken(path: Path, output: Path, role: str) -> int | None:
 def _is_at(descriptor: int, path: Path) -> bool:
     """Whether the open file is still the one at ``path``."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return False
     own = os.fstat(descriptor)
-    return (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino)
+    return (own.st_dev, own.st_ino) == (status.st_dev, status.st_ino)
 
 
 def _sign(descriptor: int) -> None:

@@ -255,14 +255,14 @@ class DryRun:
 
     def _identity(self, model: Path | bytes) -> str:
         """Equal for models that are the same, with the same settings."""
-        found = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode())
+        hasher = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode())
         if isinstance(model, bytes):
-            found.update(model)
+            hasher.update(model)
         else:
             for part in self._files(model):
                 state = part.stat()
-                found.update(f"{part.resolve()} {state.st_mtime_ns} {state.st_size}".encode())
-        return found.hexdigest()
+                hasher.update(f"{part.resolve()} {state.st_mtime_ns} {state.st_size}".encode())
+        return hasher.hexdigest()
 
     def _send_model(self, call: str) -> Answer:
         model = self.model

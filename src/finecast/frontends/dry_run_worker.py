@@ -127,12 +127,12 @@ def _dims(shape: Any) -> list[int | None] | None:
 
 def kernels_of(compiled: Any) -> list[KernelFacts]:
     """The kernels of a compiled OpenVINO model, in the order in which they run."""
-    found: list[KernelFacts] = []
+    kernels: list[KernelFacts] = []
     layouts: dict[str, list[str]] = {}
     for op in compiled.get_runtime_model().get_ordered_ops():
         info, name = op.get_rt_info(), op.get_friendly_name()
         layouts[name] = _text(info, "outputLayouts").split(",")
-        found.append(
+        kernels.append(
             {
                 "name": name,
                 "kind": _text(info, "layerType"),
@@ -144,7 +144,7 @@ def kernels_of(compiled: Any) -> list[KernelFacts]:
                 "signature": _signature(op, _text(info, "primitiveType"), layouts),
             }
         )
-    return found
+    return kernels
 
 
 def _signature(op: Any, primitive: str, layouts: Mapping[str, Sequence[str]]) -> str:
@@ -264,13 +264,13 @@ def _onnxruntime(tell_stage: _Stage) -> _Load:
         session = onnxruntime.InferenceSession(model, options, providers=settings["providers"])
 
         def run(feeds: _Feeds) -> None:
-            given = {
+            tensors = {
                 name: OrtValue.ortvalue_from_numpy(array)
                 if kind is None
                 else OrtValue.ortvalue_from_numpy_with_onnx_type(array, kind)
                 for name, array, kind in feeds
             }
-            session.run_with_ort_values([o.name for o in session.get_outputs()], given)
+            session.run_with_ort_values([o.name for o in session.get_outputs()], tensors)
 
         return _Run(run)
 
@@ -292,8 +292,8 @@ def _tensorflow(tell_stage: _Stage) -> _Load:
         session = tf.compat.v1.Session(graph=graph, config=config)
 
         def run(feeds: _Feeds) -> None:
-            given = {name: array for name, array, _ in feeds}
-            session.run(settings["outputs"], given)
+            arrays = {name: array for name, array, _ in feeds}
+            session.run(settings["outputs"], arrays)
 
         return _Run(run)
 
@@ -337,14 +337,14 @@ def plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def arrays_of(stated: Sequence[Sequence[Any]], payload: bytes) -> list[np.ndarray[Any, Any]]:
     """Copies of the arrays in ``payload``; numpy's type and the shape of each are stated."""
-    found: list[np.ndarray[Any, Any]] = []
+    arrays: list[np.ndarray[Any, Any]] = []
     start = 0
     for dtype, shape in stated:
         count = int(np.prod(shape, dtype=np.int64))
         array = np.frombuffer(payload, dtype=dtype, count=count, offset=start)
         start += array.nbytes
-        found.append(array.reshape(shape).copy())
-    return found
+        arrays.append(array.reshape(shape).copy())
+    return arrays
 
 
 class _Served:
@@ -382,11 +382,11 @@ class _Served:
         key = request["key"]
         known = self.kept.get(key) or self.held.pop(key, None)
         loaded = self._loaded(request, payload) if known is None else known[0]
-        told = None if loaded is None else loaded.told()
-        if loaded is None or told is None:
+        facts = None if loaded is None else loaded.told()
+        if loaded is None or facts is None:
             return {"status": "absent"}, b""
         self.kept[key] = loaded, request["bytes"]
-        return {"status": "done", "told": told}, b""
+        return {"status": "done", "told": facts}, b""
 
     def run(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Run a model; absent if it is not here. Outputs are given of one that is kept."""
@@ -409,8 +409,10 @@ class _Served:
                 self.held.clear()  # the process that asks needs as much to run them itself
             return {"status": "done"}, b""
         outputs = [plain(np.array(tensor.data)) for tensor in tensors]
-        given = [(array.dtype.str, array.shape) for array in outputs]
-        return {"status": "done", "outputs": given}, b"".join(a.tobytes() for a in outputs)
+        types_and_shapes = [(array.dtype.str, array.shape) for array in outputs]
+        return {"status": "done", "outputs": types_and_shapes}, b"".join(
+            a.tobytes() for a in outputs
+        )
 
     def _loaded(self, request: Mapping[str, Any], payload: bytes) -> _Loaded | None:
         path = request.get("path")

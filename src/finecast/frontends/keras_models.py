@@ -128,10 +128,10 @@ def check_names(model: Any, where: str) -> None:
 
     Keras raises on it, too, and then puts all models that are made later into that scope.
     """
-    for one in _with_layers(model):
-        if not _SCOPE.fullmatch(one.name):
+    for layer in _with_layers(model):
+        if not _SCOPE.fullmatch(layer.name):
             raise ModelError(
-                f"TensorFlow cannot trace the Keras model: {one.name!r} is not a valid name",
+                f"TensorFlow cannot trace the Keras model: {layer.name!r} is not a valid name",
                 where=where,
                 fix="rename the model or layer: letters, digits, and any of _ . - >",
             )

@@ -236,12 +236,12 @@ class NativeModel(ABC):
 
 def uses_of(graph: Graph, value: int) -> Iterator[Use]:
     """Everything that reads a value: inputs of nodes, and the model's output."""
-    found = graph.values[value]
-    for node in found.uses:
+    graph_value = graph.values[value]
+    for node in graph_value.uses:
         for index, source in enumerate(graph.nodes[node].inputs):
             if source == value:
                 yield Use(node=node, index=index)
-    if found.is_output:
+    if graph_value.is_output:
         yield Use(node=None)
 
 
@@ -250,7 +250,7 @@ def adjust(model: NativeModel, edits: Iterable[AdjustOperand]) -> None:
 
     Ops that read the same of a value share what gives it.
     """
-    made: dict[tuple[Any, Adjustment], Any] = {}
+    tensors: dict[tuple[Any, Adjustment], Any] = {}
     for edit in edits:
         value, what = edit.value, edit.what
         if value is None:
@@ -260,11 +260,11 @@ def adjust(model: NativeModel, edits: Iterable[AdjustOperand]) -> None:
         else:
             before = model.read_at(edit.node, what.port)  # adjusted along another axis, maybe
             key = before, replace(what, node="", port=0)
-            if key not in made:
-                made[key] = before
+            if key not in tensors:
+                tensors[key] = before
                 for kind, by in what.steps:
-                    made[key] = model.adjusted(made[key], kind, by)
-            model.give(value, [Use(node=edit.node, index=what.port)], made[key])
+                    tensors[key] = model.adjusted(tensors[key], kind, by)
+            model.give(value, [Use(node=edit.node, index=what.port)], tensors[key])
 
 
 def replay(model: NativeModel, changes: Iterable[Edit], exact: Collection[int] = ()) -> None:
@@ -330,16 +330,16 @@ def with_switches(model: NativeModel, switches: Sequence[Switch]) -> Any:
     elements false it computes what the model computes.
     """
     graph = model.graph
-    made: dict[tuple[int, Reading, int], Any] = {}
+    tensors: dict[tuple[int, Reading, int], Any] = {}
     for k, switch in enumerate(switches):
         for (node, index), encoding in switch.ports.items():
             value = graph.nodes[node].inputs[index]
             if value is None:
                 continue
             key = (value, encoding, k)
-            if key not in made:
-                made[key] = _switched(model, value, encoding, k)
-            model.give(value, [Use(node=node, index=index)], made[key])
+            if key not in tensors:
+                tensors[key] = _switched(model, value, encoding, k)
+            model.give(value, [Use(node=node, index=index)], tensors[key])
         for number, encoding in switch.outputs.items():
             value = graph.outputs[number].id
             model.give(value, [Use(node=None)], _switched(model, value, encoding, k))
@@ -504,8 +504,8 @@ def rounded(op: Op, x: Any, fmt: Format) -> Any:
     limit = (fmt.max + overflow_limit(fmt)) / 2
     inside = op("less_equal" if fmt.finite_only else "less", magnitude, limit)
     beyond = op("multiply", op("sign", x), math.nan if fmt.finite_only else math.inf)
-    found = op("select", inside, near, beyond)
-    return op("select", op("is_nan", x), x, found)  # kernels of clamp may not pass NaN on
+    numbers = op("select", inside, near, beyond)
+    return op("select", op("is_nan", x), x, numbers)  # kernels of clamp may not pass NaN on
 
 
 def converted(op: Op, x: Any, how: Rounder) -> Any:
@@ -520,11 +520,11 @@ def converted(op: Op, x: Any, how: Rounder) -> Any:
     fmt = how.format
     if how.saturate:
         x = op("clamp", x, min_value=-fmt.max, max_value=fmt.max)
-    found = x if fmt is Format.FP32 else rounded(op, x, fmt)
+    numbers = x if fmt is Format.FP32 else rounded(op, x, fmt)
     if not how.flush_subnormals:
-        return found
-    tiny = op("less", op("abs", found), fmt.smallest_normal)
-    return op("select", tiny, op("multiply", found, 0.0), found)
+        return numbers
+    tiny = op("less", op("abs", numbers), fmt.smallest_normal)
+    return op("select", tiny, op("multiply", numbers, 0.0), numbers)
 
 
 def coded(op: Op, x: Any, encoding: Scaled) -> Any:

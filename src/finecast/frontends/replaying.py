@@ -77,7 +77,7 @@ def edits_of(
     """
     by_name = {n.name: n.id for n in graph.nodes}
     formats = {by_name[name]: fmt for name, fmt in plan.formats.items()}
-    encodings = {by_name[name]: found for name, found in plan.encodings.items()}
+    encodings = {by_name[name]: encoding for name, encoding in plan.encodings.items()}
     return edits(graph, formats, ports, encodings, moves_codes=moves_codes)
 
 

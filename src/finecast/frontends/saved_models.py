@@ -23,12 +23,12 @@ NOTES_FILE: Final = Path("assets.extra") / "finecast.json"
 def notes_in(folder: Path) -> dict[str, str]:
     """The notes in a SavedModel; empty if there are none, or they cannot be read."""
     try:
-        found: Any = json.loads((folder / NOTES_FILE).read_text(encoding="utf-8"))
+        content: Any = json.loads((folder / NOTES_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         return {}
-    notes = cast("dict[str, object]", found)
+    notes = cast("dict[str, object]", content)
     return {key: str(value) for key, value in notes.items()}
 
 
@@ -67,22 +67,22 @@ def taken_signature(folder: Path) -> str:
     """
     file = folder / _FILE
     try:
-        found = _signatures(file) if file.is_file() and file.stat().st_size else None
+        signatures = _signatures(file) if file.is_file() and file.stat().st_size else None
     except (OSError, ValueError):
         return ""  # OpenVINO says what is wrong with it
-    if found is None:
+    if signatures is None:
         return ""
-    if not found:
+    if not signatures:
         raise ModelError(NONE, where=str(folder), fix=MAKE_ONE)
-    if len(found) > 1 and SERVING not in found:
+    if len(signatures) > 1 and SERVING not in signatures:
         raise ModelError(
             f"the SavedModel has several signatures, and none is {SERVING!r}:"
-            f" {', '.join(map(repr, found))}",
+            f" {', '.join(map(repr, signatures))}",
             where=str(folder),
             fix=CHOOSE,
         )
-    served = found.get(SERVING, next(iter(found.values())))
-    others = ", ".join(repr(name) for name, calls in found.items() if calls != served)
+    served = signatures.get(SERVING, next(iter(signatures.values())))
+    others = ", ".join(repr(name) for name, calls in signatures.items() if calls != served)
     if not others:
         return ""
     return (
@@ -111,14 +111,14 @@ def state_left_out(folder: Path) -> str:
     try:
         with _mapped(file) as data:
             graphs = _inside(data, (0, len(data)), _META_GRAPH)
-            found = sorted({op for graph in graphs for op in _writes(data, graph)})
+            write_ops = sorted({op for graph in graphs for op in _writes(data, graph)})
     except (OSError, ValueError):
         return ""  # OpenVINO says what is wrong with it
-    if not found:
+    if not write_ops:
         return ""
     return (
-        f"the model changes its variables as it runs ({', '.join(found)}), and OpenVINO leaves"
-        " that out: they keep the values that were saved"
+        f"the model changes its variables as it runs ({', '.join(write_ops)}), and OpenVINO"
+        " leaves that out: they keep the values that were saved"
     )
 
 
@@ -195,8 +195,8 @@ def _inside(data: memoryview, span: _Span, path: tuple[int, ...]) -> Iterator[_S
 
 
 def _texts(data: memoryview, span: _Span, path: tuple[int, ...]) -> list[str]:
-    found = _inside(data, span, path)
-    return [bytes(data[a:b]).decode("utf-8", "replace") for a, b in found]
+    spans = _inside(data, span, path)
+    return [bytes(data[a:b]).decode("utf-8", "replace") for a, b in spans]
 
 
 def _text(data: memoryview, span: _Span, path: tuple[int, ...]) -> str:

@@ -68,11 +68,11 @@ def undecodable(message: Any) -> str:
         for name, repeated in texts:
             try:
                 value = getattr(message, name)
-                found = next((t for t in (value if repeated else [value]) if _bytes(t)), None)
+                text = next((t for t in (value if repeated else [value]) if _bytes(t)), None)
             except UnicodeDecodeError as error:  # older releases of protobuf
-                found = error.object
-            if found is not None:
-                return f"{place}{name}, {found[:_MOST_SHOWN]!r},"
+                text = error.object
+            if text is not None:
+                return f"{place}{name}, {text[:_MOST_SHOWN]!r},"
         for name, repeated in messages:
             if repeated:
                 inner = enumerate(getattr(message, name))

@@ -34,10 +34,10 @@ class GraphBuilder(Generic[K]):
 
     def value(self, key: K) -> int:
         """The id of a value, which is numbered where it is new."""
-        found = self._ids.setdefault(key, len(self.keys))
-        if found == len(self.keys):
+        value_id = self._ids.setdefault(key, len(self.keys))
+        if value_id == len(self.keys):
             self.keys.append(key)
-        return found
+        return value_id
 
     def known(self, key: K) -> int | None:
         """The id of a value; None if it was never asked for."""
@@ -135,7 +135,7 @@ def source_line(stack_trace: str) -> str:
     if not frames:
         return ""
     own = [frame for frame in frames if "site-packages" not in frame["file"]]
-    found = (own or frames)[-1]
-    code = stack_trace[found.end() :].strip().partition("\n")[0]
-    text = f"{found['file']}:{found['line']} in {found['name']}"
+    innermost = (own or frames)[-1]
+    code = stack_trace[innermost.end() :].strip().partition("\n")[0]
+    text = f"{innermost['file']}:{innermost['line']} in {innermost['name']}"
     return f"{text}: {code}"[:_LONGEST_LINE] if code else text[:_LONGEST_LINE]

@@ -89,22 +89,22 @@ class Matching:
 
 def match(before: Structure, after: Structure) -> Matching:
     """Find the ops of ``before`` in ``after``; by name alone if ``before`` has no edges."""
-    found = _Matcher(before=_Side.of(before), after=_Side.of(after))
+    matcher = _Matcher(before=_Side.of(before), after=_Side.of(after))
     if not any(op.inputs for op in before):
-        found.by_name(strict=False)
-        return Matching(pairs=dict(found.pairs))
-    found.by_colour(_exact)
-    found.by_name(strict=True)
+        matcher.by_name(strict=False)
+        return Matching(pairs=dict(matcher.pairs))
+    matcher.by_colour(_exact)
+    matcher.by_name(strict=True)
     for label in (_weighted, _detailed, _shaped, _kind):
-        found.by_colour(label)
-    found.by_name(strict=False)
+        matcher.by_colour(label)
+    matcher.by_name(strict=False)
     for label in (_exact, _detailed, _shaped, _kind):
-        found.by_colour(label, in_order=True)
+        matcher.by_colour(label, in_order=True)
     for decided in (True, False):
-        found.in_order(decided=decided)
-    found.drop_guesses()
-    regroupings = found.regrouped()
-    return Matching(pairs=dict(sorted(found.pairs.items())), regroupings=regroupings)
+        matcher.in_order(decided=decided)
+    matcher.drop_guesses()
+    regroupings = matcher.regrouped()
+    return Matching(pairs=dict(sorted(matcher.pairs.items())), regroupings=regroupings)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,14 +202,16 @@ class _Matcher:
         for _ in range(radius):
             now = list(colours)
             for n in left:
-                made = tuple(colours[i] if i != MODEL_INPUT else 0 for i in side.ops[n].inputs)
+                input_colours = tuple(
+                    colours[i] if i != MODEL_INPUT else 0 for i in side.ops[n].inputs
+                )
                 read = sorted((port, colours[i]) for i, port in side.readers[n])
-                now[n] = hash((start[n], made, tuple(read)))
+                now[n] = hash((start[n], input_colours, tuple(read)))
             colours = now
-        found: defaultdict[int, list[int]] = defaultdict(list)
+        by_colour: defaultdict[int, list[int]] = defaultdict(list)
         for n in left:
-            found[colours[n]].append(n)
-        return found
+            by_colour[colours[n]].append(n)
+        return by_colour
 
     # Growth along edges.
 
@@ -238,14 +240,14 @@ class _Matcher:
         self, mine: Sequence[int], theirs: Sequence[int], label: Label
     ) -> list[tuple[int, int]]:
         """Pairs of ops without partners whose label no other op has in the same place."""
-        found: defaultdict[Hashable, tuple[list[int], list[int]]] = defaultdict(
+        by_label: defaultdict[Hashable, tuple[list[int], list[int]]] = defaultdict(
             lambda: ([], [])
         )
         for side, numbers, place in ((self.before, mine, 0), (self.after, theirs, 1)):
             for n in dict.fromkeys(numbers):
                 if n != MODEL_INPUT and n not in side.partner:
-                    found[label(side.ops[n])][place].append(n)
-        return [(a[0], b[0]) for a, b in found.values() if len(a) == len(b) == 1]
+                    by_label[label(side.ops[n])][place].append(n)
+        return [(a[0], b[0]) for a, b in by_label.values() if len(a) == len(b) == 1]
 
     # Names.
 
@@ -291,15 +293,15 @@ class _Matcher:
         Args:
             decided: Whether only ops are paired to which a plan gives a format.
         """
-        found: list[tuple[int, int]] = []
+        pairs: list[tuple[int, int]] = []
         for regions in self._corresponding():
             mine, theirs = (
                 [n for n in region if side.ops[n].decided or not decided]
                 for side, region in zip((self.before, self.after), regions, strict=True)
             )
             if len(mine) * len(theirs) <= _MOST_ALIGNED:
-                found += self._aligned(mine, theirs)
-        self.grow([one for one in found if self.pair(*one)], _kind)
+                pairs += self._aligned(mine, theirs)
+        self.grow([one for one in pairs if self.pair(*one)], _kind)
 
     def _aligned(self, mine: list[int], theirs: list[int]) -> Iterator[tuple[int, int]]:
         a = [self.before.ops[n].op for n in mine]
@@ -391,14 +393,14 @@ class _Matcher:
                 if (share := count / len(pairs | theirs[other][1])) >= least
                 and (not least or max(pairs) >= 0)
             ]
-        found: list[tuple[list[int], list[int]]] = []
+        region_pairs: list[tuple[list[int], list[int]]] = []
         used: tuple[set[int], set[int]] = (set(), set())
         for _, place, other in sorted(wanted):
             if place not in used[0] and other not in used[1]:
                 used[0].add(place)
                 used[1].add(other)
-                found.append((mine[place][0], theirs[other][0]))
-        return found
+                region_pairs.append((mine[place][0], theirs[other][0]))
+        return region_pairs
 
     def _regions(self, side: _Side) -> list[tuple[list[int], set[int]]]:
         """The ops without partners that touch one another, and the pairs around them.
@@ -406,7 +408,7 @@ class _Matcher:
         A pair has the number of its op in the first graph. The model's inputs and outputs
         count as pairs, too.
         """
-        found: list[tuple[list[int], set[int]]] = []
+        regions: list[tuple[list[int], set[int]]] = []
         seen: set[int] = set()
         for start in side.left():
             if start in seen:
@@ -424,5 +426,5 @@ class _Matcher:
                     elif near not in seen:
                         seen.add(near)
                         waiting.append(near)
-            found.append((sorted(ops), pairs))
-        return found
+            regions.append((sorted(ops), pairs))
+        return regions

@@ -147,13 +147,13 @@ def fed(structure: Structure) -> frozenset[int]:
             continue
         for maker in op.inputs:
             (waiting if maker == MODEL_INPUT else readers[maker]).append(number)
-    found: set[int] = set()
+    fed_ops: set[int] = set()
     while waiting:
         number = waiting.pop()
-        if number not in found:
-            found.add(number)
+        if number not in fed_ops:
+            fed_ops.add(number)
             waiting += readers[number]
-    return frozenset(found) if found else frozenset(range(len(structure)))
+    return frozenset(fed_ops) if fed_ops else frozenset(range(len(structure)))
 
 
 def write_structure(structure: Structure) -> dict[str, Any]:

@@ -179,20 +179,20 @@ class PriceBook:
         }
 
     def _agreeing(self, kernels: Sequence[str]) -> dict[str, float]:
-        found: dict[str, float] = {}
+        prices: dict[str, float] = {}
         with self._told(), _opened(self.path) as db:
             if db is not None:
                 for kernel, samples in self._samples(db, kernels).items():
                     middle = median(samples)
                     limit = _MOST_SPREAD * middle + _WAKING_S
                     if max(samples) - min(samples) <= limit:
-                        found[kernel] = middle
+                        prices[kernel] = middle
                 now_s = int(time.time())
                 db.executemany(
                     "UPDATE prices SET used_s = ? WHERE machine = ? AND kernel = ?",
-                    [(now_s, self.digest, kernel) for kernel in found],
+                    [(now_s, self.digest, kernel) for kernel in prices],
                 )
-        return found
+        return prices
 
     def add(self, seconds: Mapping[str, float], *, busy: bool = False) -> None:
         """Keep one measured time of each kernel, apart if the machine was ``busy``."""
@@ -234,13 +234,13 @@ def machines(path: Path) -> list[BookedMachine]:
     Raises:
         PriceBookError: If the book cannot be read and written.
     """
-    found: list[BookedMachine] = []
+    booked_machines: list[BookedMachine] = []
     with _opened(path) as db:
         for label, count, used_s in () if db is None else db.execute(_MACHINES):
-            found.append(
+            booked_machines.append(
                 BookedMachine(label=str(label), prices=int(count), used_s=int(used_s))
             )
-    return found
+    return booked_machines
 
 
 def remove_damaged(path: Path | None = None) -> list[str]:
@@ -357,10 +357,10 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 def _read(text: Any) -> list[float]:
     """The samples that are stated as JSON; none if these are no times."""
     try:
-        found = json.loads(text)
+        samples = json.loads(text)
     except (TypeError, ValueError, RecursionError):
         return []
-    times = [x for x in found if isinstance(x, float)] if isinstance(found, list) else []
+    times = [x for x in samples if isinstance(x, float)] if isinstance(samples, list) else []
     return [x for x in times if math.isfinite(x) and x > 0][-_MOST_SAMPLES:]
 
 

@@ -166,9 +166,9 @@ class Race:
         share: int = 1,
     ) -> Race:
         """Time ``calls`` beside ``anchor``; each runs its model ``share`` times."""
-        made = cls(calls={ANCHOR: anchor, **calls}, share=share)
-        made.run(effort)
-        return made
+        race = cls(calls={ANCHOR: anchor, **calls}, share=share)
+        race.run(effort)
+        return race
 
     @classmethod
     def stated(cls, anchor_s: float, seconds: Mapping[str, float]) -> Race:
@@ -178,9 +178,9 @@ class Race:
         cost nothing, as a model of the device may say of ops that only rename, cost the same.
         """
         known = {n: s or _LEAST_COST for n, s in {ANCHOR: anchor_s, **seconds}.items()}
-        made = cls(calls=dict.fromkeys(known, _never_called))
-        made._samples = {n: {0: Took(wall_s=s, used_s=s)} for n, s in known.items()}
-        return made
+        race = cls(calls=dict.fromkeys(known, _never_called))
+        race._samples = {n: {0: Took(wall_s=s, used_s=s)} for n, s in known.items()}
+        return race
 
     def run(self, effort: Effort) -> None:
         """Time all, then those whose order or speed is not settled."""
@@ -232,17 +232,17 @@ class Race:
     def _open(self, effort: Effort) -> set[str]:
         """Names of callables that need more rounds."""
         self._lost |= {n for n in self.names if self._is_beaten(n, effort)}
-        found = {name: self.slowdown(name) for name in self.names - self._lost}
+        slowdowns = {name: self.slowdown(name) for name in self.names - self._lost}
         unknown = {
             n
-            for n, s in found.items()
+            for n, s in slowdowns.items()
             if s.spread > effort.known_to
             and s.low <= effort.limit
             and (n in effort.errors or not effort.errors)
         }
         unknown |= self._ties(effort)
         if not effort.order:
-            return unknown | {n for n, s in found.items() if s.low < effort.limit < s.high}
+            return unknown | {n for n, s in slowdowns.items() if s.low < effort.limit < s.high}
         return self.unsettled(effort.limit) | unknown
 
     def _ties(self, effort: Effort) -> set[str]:
@@ -254,13 +254,13 @@ class Race:
             for n in effort.errors
             if n in self.names - self._lost and self.slowdown(n).low <= effort.limit
         ]
-        found = set[str]()
+        tied_names = set[str]()
         for fine, coarse in permutations(left, 2):
             if effort.errors[fine] < effort.errors[coarse]:
                 ratio = self.between(fine, coarse)
                 if ratio.low <= effort.tie < ratio.high and ratio.spread > _TIE_KNOWN_TO:
-                    found |= {fine, coarse}
-        return found
+                    tied_names |= {fine, coarse}
+        return tied_names
 
     def unsettled(self, limit: float = math.inf) -> set[str]:
         """Names whose order with a neighbour is open, unless both are beyond ``limit``."""
@@ -325,11 +325,11 @@ class Race:
     @property
     def notes(self) -> tuple[str, ...]:
         """What there is to say of the times."""
-        told = (
+        note = (
             f"other processes took {self.denied:.0%} of the processor time that the models"
             " wanted: speedups compare processor times, times of a call are of a busy machine"
         )
-        return (told,) if self.denied else ()
+        return (note,) if self.denied else ()
 
     def _check_anchor(self) -> None:
         if ANCHOR in self.failed:

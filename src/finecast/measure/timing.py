@@ -82,8 +82,8 @@ def pass_over(session: Session, feeds: Sequence[Feeds]) -> Callable[[], object]:
 
 
 def _run_all(session: Session, feeds: Sequence[Feeds]) -> None:
-    for one in feeds:
-        session.run(one)
+    for call in feeds:
+        session.run(call)
 
 
 @dataclass(slots=True)

@@ -78,9 +78,11 @@ def compensated(
     for start in range(0, rows.shape[1], _COLUMNS):
         own = slice(start, start + _COLUMNS)
         exact, scale, nearest = steps(own)
-        found = _found(exact, scale, nearest, ends, shares)
-        before, after = (_error(exact - scale * some, moments) for some in (nearest, found))
-        shifts[:, own] = np.where(after > before, 0, found - nearest)
+        gptq_steps = _found(exact, scale, nearest, ends, shares)
+        before, after = (
+            _error(exact - scale * some, moments) for some in (nearest, gptq_steps)
+        )
+        shifts[:, own] = np.where(after > before, 0, gptq_steps - nearest)
     return replace(encoding, shifts=stored_shifts(np.moveaxis(shifts, 0, axis)))
 
 
@@ -102,16 +104,16 @@ def _bearable(
         total = 0.0
         for chooses, judges in (halves, halves[::-1]):
             shares = _shares(_shrunk(chooses, share))
-            found = _found(exact, scale, nearest, ends, shares)
-            total += _error(exact - scale * found, judges).sum()
+            gptq_steps = _found(exact, scale, nearest, ends, shares)
+            total += _error(exact - scale * gptq_steps, judges).sum()
         return total
 
     best, least = 1.0, np.inf
     for share in _SHRUNK:
-        found = error(share)
-        if found >= least:  # it falls up to the best share, and grows from there
+        loss = error(share)
+        if loss >= least:  # it falls up to the best share, and grows from there
             break
-        best, least = share, found
+        best, least = share, loss
     limit = (1 - count**-0.5) * _error(exact - scale * nearest, halves.sum(axis=0)).sum()
     return best if least < limit else 1.0
 
@@ -135,9 +137,9 @@ def _found(
 ) -> Floats:
     """The steps of GPTQ, in the order of the rows."""
     order, passed = shares
-    found = np.empty_like(nearest)
-    found[order] = _passed_on(exact[order], scale[order], nearest[order], ends, passed)
-    return found
+    gptq_steps = np.empty_like(nearest)
+    gptq_steps[order] = _passed_on(exact[order], scale[order], nearest[order], ends, passed)
+    return gptq_steps
 
 
 def _shares(moments: Floats) -> tuple[NDArray[np.int64], Floats]:

@@ -119,10 +119,13 @@ def as_product(
         b.add(Move.TRANSPOSE, [*range(len(lead)), len(lead) + 1, len(lead)])
     else:
         b.arrange([*lead, *summed, *column])
-    made = _Axes([*batch, *rows[:-1], *outer, *(rows[-1:] or [""]), *column])
-    _finish(made, columns if merged else [], sizes, result)
+    product_axes = _Axes([*batch, *rows[:-1], *outer, *(rows[-1:] or [""]), *column])
+    _finish(product_axes, columns if merged else [], sizes, result)
     return Product(
-        left=tuple(a.moves), right=tuple(b.moves), after=tuple(made.moves), swapped=swapped
+        left=tuple(a.moves),
+        right=tuple(b.moves),
+        after=tuple(product_axes.moves),
+        swapped=swapped,
     )
 
 
@@ -159,7 +162,7 @@ def _finish(
 
 def _parsed(equation: str) -> tuple[list[list[str]], list[str]]:
     """The labels of the operands and of the result; '...' is one label."""
-    terms, arrow, given = "".join(equation.split()).partition("->")
+    terms, arrow, result_term = "".join(equation.split()).partition("->")
     operands = [_labels(term) for term in terms.split(",")]
     if len(operands) != 2:
         raise ValueError(f"it has {len(operands)} operands, and a product has two")
@@ -167,7 +170,9 @@ def _parsed(equation: str) -> tuple[list[list[str]], list[str]]:
     if any(len(set(labels)) != len(labels) for labels in operands):
         raise ValueError("it takes a diagonal")
     once = sorted(x for x in set(flat) - {_ELLIPSIS} if flat.count(x) == 1)
-    result = _labels(given) if arrow else [*([_ELLIPSIS] if _ELLIPSIS in flat else []), *once]
+    result = (
+        _labels(result_term) if arrow else [*([_ELLIPSIS] if _ELLIPSIS in flat else []), *once]
+    )
     if _ELLIPSIS in flat and _ELLIPSIS not in result:
         raise ValueError("it sums over '...'")
     return operands, result

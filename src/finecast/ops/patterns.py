@@ -20,13 +20,13 @@ _RESHAPES = ("reshape", "squeeze", "unsqueeze")
 
 def bias_kernels(graph: Graph) -> list[frozenset[int]]:
     """Products with the constant that is added to their result."""
-    found: list[frozenset[int]] = []
+    kernels: list[frozenset[int]] = []
     for node in graph.float_nodes:
         if by_name(node.op).matmul_engine:
             after = _only_reader(graph, node)
             if after is not None and after.op == "add" and _has_constant(graph, after):
-                found.append(frozenset({node.id, after.id}))
-    return found
+                kernels.append(frozenset({node.id, after.id}))
+    return kernels
 
 
 def adds_bias(graph: Graph, node: Node) -> bool:
@@ -55,15 +55,15 @@ def activation_kernels(graph: Graph) -> list[frozenset[int]]:
 
 def affine_kernels(graph: Graph) -> list[frozenset[int]]:
     """The scale and shift after a norm: one multiply-add."""
-    found: list[frozenset[int]] = []
+    kernels: list[frozenset[int]] = []
     for node in graph.float_nodes:
         source = graph.maker(node.inputs[0]) if node.op == "mul" else None
         after = _only_reader(graph, node)
         if source is None or by_name(source.op).kind is not OpKind.NORM or after is None:
             continue
         if after.op == "add" and _has_constant(graph, node) and _has_constant(graph, after):
-            found.append(frozenset({node.id, after.id}))
-    return found
+            kernels.append(frozenset({node.id, after.id}))
+    return kernels
 
 
 def merged(kernels: Sequence[frozenset[int]]) -> list[frozenset[int]]:
@@ -88,13 +88,15 @@ def _is_bias_of(graph: Graph, vector: int | None, result: int | None) -> bool:
     """Whether ``vector`` is a bias, and ``result`` what a product gives."""
     if vector is None or result is None:
         return False
-    source, given = _unshaped(graph, vector), _unshaped(graph, result)
-    product = graph.maker(given)
+    source, product_result = _unshaped(graph, vector), _unshaped(graph, result)
+    product = graph.maker(product_result)
     kind = None if product is None else by_name(product.op).kind
     if product is None or kind not in (OpKind.MATMUL, OpKind.CONV):
         return False
     shape, sizes = graph.values[vector].shape or (), graph.values[result].shape or ()
-    if given.id != result and (kind is OpKind.CONV or (given.shape or ())[-1:] != sizes[-1:]):
+    if product_result.id != result and (
+        kind is OpKind.CONV or (product_result.shape or ())[-1:] != sizes[-1:]
+    ):
         return False  # the channels are no longer where the product gave them
     layout = str(product.attributes.get("data_format", ""))  # TensorFlow's; others have none
     axis = -1 if kind is OpKind.MATMUL or layout.endswith("C") else 1 - len(sizes)

@@ -156,10 +156,10 @@ def memory_bytes() -> int:
     """The memory in bytes; where the system does not tell, more than any model takes."""
     if not hasattr(os, "sysconf"):
         return _UNKNOWN
-    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):
-        found = min(found, int(_CONTAINER.read_text(encoding="ascii")))
-    return found
+        size_bytes = min(size_bytes, int(_CONTAINER.read_text(encoding="ascii")))
+    return size_bytes
 
 
 def available_bytes() -> int:

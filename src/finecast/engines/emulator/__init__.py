@@ -63,13 +63,13 @@ class EmulatorEngine(Engine):
         """Formats and their speeds, by the target's documented rates of matrix products."""
         engine = self.emulation.target.engine_for(OpKind.MATMUL)
         base = engine.rate_tflops(Format.FP32)
-        found: dict[Format, Capability] = {}
+        by_format: dict[Format, Capability] = {}
         for fmt in Format:
             rate = engine.rate_tflops(fmt)
             speed = rate / base if rate is not None and base else None
             reason = "" if rate is not None else f"{self.device} has no {fmt.label}"
-            found[fmt] = Capability(runs=rate is not None, speed=speed, reason=reason)
-        return found
+            by_format[fmt] = Capability(runs=rate is not None, speed=speed, reason=reason)
+        return by_format
 
     def has_kernel(self, node: Node, fmt: Format) -> bool | None:
         """Whether the part of the device that runs the op computes in ``fmt``.

@@ -158,9 +158,9 @@ class GraphRoundings:
 
     def stores(self, value: Value, producer: Node) -> dict[RoundTo, frozenset[Bit]]:
         """Roundings of ``value`` where ``producer`` stores it."""
-        given = self.low.get(value.id)
-        if given is not None:
-            held = {RoundTo(self.emulation.held(given)): frozenset({ALWAYS})}
+        low_format = self.low.get(value.id)
+        if low_format is not None:
+            held = {RoundTo(self.emulation.held(low_format)): frozenset({ALWAYS})}
             return joined(self.sums(producer), held)
         source = self._moved_from(producer)
         if source is not None:
@@ -178,24 +178,24 @@ class GraphRoundings:
         if by_name(producer.op).exact:
             return {}
         wanted = self.ports[producer.id].write
-        found = self.sums(producer)
+        roundings = self.sums(producer)
         if wanted is Format.FP32:
-            return found
-        return joined(found, {RoundTo(wanted): frozenset({(WRITE, producer.id)})})
+            return roundings
+        return joined(roundings, {RoundTo(wanted): frozenset({(WRITE, producer.id)})})
 
     def sums(self, producer: Node) -> dict[RoundTo, frozenset[Bit]]:
         """Roundings that the engine does to the sums of ``producer`` before they leave it."""
-        found: dict[RoundTo, frozenset[Bit]] = {}
+        roundings: dict[RoundTo, frozenset[Bit]] = {}
         if producer.id not in self.ports or not by_name(producer.op).matmul_engine:
-            return found
+            return roundings
         stated = self.stated(producer)
         bit = frozenset({(READ, producer.id) if stated is None else ALWAYS})
         read = stated or self.ports[producer.id].read
         kept = self.emulation.sums_in(producer, read)
         flush = self.emulation.flushes(producer, read)
         if flush or kept is not Format.FP32:
-            found[RoundTo(kept, flush)] = bit
-        return found
+            roundings[RoundTo(kept, flush)] = bit
+        return roundings
 
     def _moved_from(self, node: Node) -> Value | None:
         """The one value that ``node`` only moves, if rounding commutes with it; else None."""
@@ -272,27 +272,27 @@ class GraphRoundings:
     def _reads(
         self, node: Node, *, parameter: bool, encoding: Scaled | Dynamic | None = None
     ) -> dict[RoundTo, frozenset[Bit]]:
-        found: dict[RoundTo, frozenset[Bit]] = {}
+        roundings: dict[RoundTo, frozenset[Bit]] = {}
         own = Format.FP32 if parameter else self.own(node)
         if own is not Format.FP32:
             into = RoundTo(
                 own, self.emulation.flushes(node, own), own=self.stated(node) is None
             )
-            found[into] = frozenset({ALWAYS})
+            roundings[into] = frozenset({ALWAYS})
         if node.id in self.ports and node.op not in READS_SHAPE_ONLY:
             wanted = self.ports[node.id].read
             if wanted.has_scales and encoding is None:
                 wanted = wanted.result  # an operand without codes
             if wanted is not Format.FP32 and wanted is not own:
                 flush = self.emulation.flushes(node, wanted) and not parameter
-                instead = any(i.own for i in found)
+                instead = any(i.own for i in roundings)
                 into = RoundTo(wanted, flush, instead=instead, encoding=encoding)
                 bit = (PARAMETER if parameter else READ, node.id)
-                found = joined(found, {into: frozenset({bit})})
+                roundings = joined(roundings, {into: frozenset({bit})})
         relayout = self.emulation.relayout
         if is_relayout(node) and relayout is not None and relayout is not Format.FP32:
-            found = joined(found, {RoundTo(relayout): frozenset({RELAYOUT})})
-        return found
+            roundings = joined(roundings, {RoundTo(relayout): frozenset({RELAYOUT})})
+        return roundings
 
 
 def joined(a: Roundings, b: Roundings) -> dict[RoundTo, frozenset[Bit]]:

@@ -68,12 +68,12 @@ class Emulated:
 
     def feeds(self, setting: Setting) -> dict[str, NDArray[np.generic]]:
         """Arrays for the switch and the constants that are inputs, under a setting."""
-        found: dict[str, NDArray[np.generic]] = {
+        arrays: dict[str, NDArray[np.generic]] = {
             w.name: w.rounded if setting.on(w.bits) else w.exact for w in self.weights
         }
         if self.conditions:
-            found[SWITCH] = self.switch(setting)
-        return found
+            arrays[SWITCH] = self.switch(setting)
+        return arrays
 
     def switch(self, setting: Setting) -> NDArray[np.bool_]:
         """The switch input for a setting."""
@@ -364,7 +364,9 @@ def plan_session(
     emulation = replace(
         emulation,
         format=kinds.pop() if len(kinds) == 1 else emulation.format,
-        encodings={ids[name]: found for name, found in plan.encodings.items() if name in ids},
+        encodings={
+            ids[name]: encoding for name, encoding in plan.encodings.items() if name in ids
+        },
     )
     return EmulatorSession(
         copy=copy,

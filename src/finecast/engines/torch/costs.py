@@ -104,9 +104,11 @@ class CompiledCost:
         value, (result, *_) = graph.read(node, 0), [*graph.following_outputs(node), None]
         if fmt.dynamic_group is None or value is None or result is None:
             return 0.0
-        read, made = (math.prod(resolve_shape(v, self.shapes) or ()) for v in (value, result))
+        read, written = (
+            math.prod(resolve_shape(v, self.shapes) or ()) for v in (value, result)
+        )
         moved = Format.FP32.bytes_for(2 * read) + fmt.bytes_for(read)
-        moved += _FUSED_SHARE * Format.FP32.bytes_for(2 * made)
+        moved += _FUSED_SHARE * Format.FP32.bytes_for(2 * written)
         rate = self.rates[Format.FP32]
         return rate.overhead_s + moved / rate.bandwidth_gb_s / 1e9
 
@@ -175,8 +177,8 @@ class KernelTimes:
         key = self._key(node, fx)
         if key not in _seen:
             _seen[key] = self._measure(node, fx, formats)
-        found = _seen[key]
-        return None if found is None else found[formats.index(fmt)] / self.threads
+        times_s = _seen[key]
+        return None if times_s is None else times_s[formats.index(fmt)] / self.threads
 
     @property
     def frozen(self) -> bool:
@@ -216,17 +218,19 @@ class KernelTimes:
 
     def _call(self, node: Node, fx: FxNode, fmt: Format) -> rates.Call:
         if self.frozen and takes_codes(node) and self._weighted(node):
-            given = named_arguments(fx)
-            values, weights = _sizes(given["input"]), _sizes(given["weight"])
+            arguments = named_arguments(fx)
+            values, weights = _sizes(arguments["input"]), _sizes(arguments["weight"])
             if node.op in _PACKED:
-                bias = given.get("bias") is not None
+                bias = arguments.get("bias") is not None
                 return rates.linear(values, weights[0], fmt, bias=bias)
             if fmt.multiplies_integers:
-                return rates.coded_conv2d(values, weights, given)
-        made: dict[FxNode, Any] = {}
+                return rates.coded_conv2d(values, weights, arguments)
+        tensors: dict[FxNode, Any] = {}
         for source, follows in zip(tensor_inputs(fx), node.follows_in, strict=True):
-            made.setdefault(source, self._made(node, source, DTYPES[fmt] if follows else None))
-        args, kwargs = map_arg((fx.args, fx.kwargs), lambda n: made[n])
+            tensors.setdefault(
+                source, self._made(node, source, DTYPES[fmt] if follows else None)
+            )
+        args, kwargs = map_arg((fx.args, fx.kwargs), lambda n: tensors[n])
         target: Callable[..., object] = fx.target  # type: ignore[assignment]
         return lambda: target(*args, **kwargs)
 

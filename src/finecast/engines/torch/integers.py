@@ -79,5 +79,5 @@ def relative_error(got: Sequence[Any], want: Sequence[Any]) -> float:
     """Relative error of the worst output of ``got``."""
     outputs = zip(got, want, strict=True)
     pairs = [(a.double(), b.double()) for a, b in outputs if isinstance(b, torch.Tensor)]
-    found = ((float((a - b).norm()), float(b.norm())) for a, b in pairs)
-    return max((off / size if size else off for off, size in found), default=0.0)
+    norms = ((float((a - b).norm()), float(b.norm())) for a, b in pairs)
+    return max((off / size if size else off for off, size in norms), default=0.0)

@@ -99,8 +99,8 @@ def _products(device: str, formats: Sequence[Format]) -> list[list[float]]:
             a = torch.full((rows, inner), 0.5, device=device).to(DTYPES[fmt])
             b = torch.full((columns, inner), 0.5, device=device).to(DTYPES[fmt])
             runs.append(lambda a=a, b=b: torch.nn.functional.linear(a, b))
-        for found, best in zip(times, least_times(runs, device), strict=True):
-            found.append(best)
+        for series, best in zip(times, least_times(runs, device), strict=True):
+            series.append(best)
     return times
 
 
@@ -157,23 +157,23 @@ def wait_for(device: str) -> None:
 
 def capabilities(device: str) -> dict[Format, Capability]:
     """Which formats PyTorch's ops compute in on ``device``, and their measured speeds."""
-    found = {
+    by_format = {
         fmt: Capability(runs=False, reason=f"PyTorch's ops do not compute in {fmt.label}")
         for fmt in PROBED
     }
-    found[Format.TF32] = Capability(
+    by_format[Format.TF32] = Capability(
         runs=False, reason="a switch of fp32: torch.set_float32_matmul_precision"
     )
     for fmt in CODES:
-        found[fmt] = Capability(
+        by_format[fmt] = Capability(
             runs=False,
             reason="products alone, in modules that torch.compile makes with frozen weights:"
             f' finecast.torch.tune(..., policy="auto:{fmt.label},bf16")',
         )
-    found[Format.FP32] = Capability(runs=True, speed=1.0)
+    by_format[Format.FP32] = Capability(runs=True, speed=1.0)
     for fmt in (Format.BF16, Format.FP16):
-        found[fmt] = Capability(runs=True, speed=rate_here(device, fmt).speed)
-    return found
+        by_format[fmt] = Capability(runs=True, speed=rate_here(device, fmt).speed)
+    return by_format
 
 
 @contextmanager

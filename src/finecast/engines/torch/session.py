@@ -61,8 +61,8 @@ class ProgramSignature:
         inputs: list[TensorSpec] = []
         devices: list[torch.device] = []
         constants: list[tuple[int, Any]] = []
-        given, results = user_ports(program)
-        for number, arg in enumerate(given):
+        arguments, results = user_ports(program)
+        for number, arg in enumerate(arguments):
             if isinstance(arg, TensorArgument):
                 inputs.append(_spec(arg.name, fakes[arg.name]))
                 devices.append(fakes[arg.name].device)
@@ -152,16 +152,16 @@ class ModuleSession(Session):
 
     def __post_init__(self) -> None:
         """Ports are the program's tensors, in order, and those that a copy has besides."""
-        one = self.runnable
-        self.signature = ProgramSignature.of(one.program)
-        further = (TensorSpec(name=n, dtype=_FURTHER[n], shape=None) for n in one.further)
+        model = self.runnable
+        self.signature = ProgramSignature.of(model.program)
+        further = (TensorSpec(name=n, dtype=_FURTHER[n], shape=None) for n in model.further)
         self.inputs = (*self.signature.inputs, *further)
-        given = [spec for spec in self.signature.outputs if spec is not None]
-        named = [TensorSpec(name=n, dtype="fp32", shape=None) for n in one.outputs or ()]
-        self.outputs = given if one.outputs is None else named
-        self.call = Isolated(one.module).leaves if one.is_copy else self._call
-        graph = one.module.graph if one.is_copy else one.program.graph
-        self.draws = draw_numbers(graph) if draws(one.program) else None
+        output_specs = [spec for spec in self.signature.outputs if spec is not None]
+        named = [TensorSpec(name=n, dtype="fp32", shape=None) for n in model.outputs or ()]
+        self.outputs = output_specs if model.outputs is None else named
+        self.call = Isolated(model.module).leaves if model.is_copy else self._call
+        graph = model.module.graph if model.is_copy else model.program.graph
+        self.draws = draw_numbers(graph) if draws(model.program) else None
 
     @property
     def module(self) -> Any:
@@ -179,8 +179,8 @@ class ModuleSession(Session):
         place = self.signature.device
         leaves += [_tensor(feeds[name]).to(place) for name in self.runnable.further]
         with torch.no_grad(), as_engine_error(), fixed_draws(self.draws):
-            found = tree_leaves(self.call(leaves))
-        tensors = [x for x in found if isinstance(x, torch.Tensor)]
+            output_leaves = tree_leaves(self.call(leaves))
+        tensors = [x for x in output_leaves if isinstance(x, torch.Tensor)]
         specs = zip(self.outputs, tensors, strict=True)
         return {spec.name: output_array(x) for spec, x in specs}
 
@@ -200,9 +200,9 @@ class ModuleSession(Session):
         """A session that calls a module of the caller's as it is, such as a compiled one."""
         if not isinstance(deployed, torch.nn.Module):
             return Session.running(self, deployed)
-        found = ModuleSession(runnable=replace(self.runnable, module=deployed))
-        found.call = found._called
-        return found
+        session = ModuleSession(runnable=replace(self.runnable, module=deployed))
+        session.call = session._called
+        return session
 
     def _call(self, leaves: Sequence[Any]) -> Any:
         with evaluating(self.module):
@@ -230,8 +230,8 @@ def unwritten(modules: Iterable[torch.nn.Module]) -> Generator[None]:
 
     Sparse ones are not looked at: no op writes into them.
     """
-    found = (b for module in modules for b in module.buffers())
-    buffers = {id(b): b for b in found if b.layout is torch.strided}
+    all_buffers = (b for module in modules for b in module.buffers())
+    buffers = {id(b): b for b in all_buffers if b.layout is torch.strided}
     before = [(b, b.detach().clone()) for b in buffers.values()]
     try:
         yield
@@ -247,8 +247,8 @@ def output_array(leaf: torch.Tensor) -> Array:
     """A result as an array; floats of other types than fp64 in fp32."""
     plain = leaf.detach().cpu()
     low = plain.is_floating_point() and plain.dtype is not torch.float64
-    found: Array = (plain.float() if low else plain).numpy()
-    return found
+    array: Array = (plain.float() if low else plain).numpy()
+    return array
 
 
 def runnable(program: ExportedProgram) -> GraphModule:
@@ -291,10 +291,10 @@ def arguments_of(
             f"example_inputs is a {type(args).__name__}",
             fix="give the positional inputs as a tuple, as (x,)",
         )
-    given = dict(kwargs or {})
+    keywords = dict(kwargs or {})
     if isinstance(module, ExportedProgram):
-        given = _in_program_order(module, given)
-    return tuple(args), given
+        keywords = _in_program_order(module, keywords)
+    return tuple(args), keywords
 
 
 def _check_no_autocast() -> None:
@@ -328,9 +328,9 @@ def examples(program: ExportedProgram) -> Arguments:
     Raises:
         ModelError: If it has none.
     """
-    given = program.example_inputs
-    if given is None:
+    example_inputs = program.example_inputs
+    if example_inputs is None:
         raise ModelError(
             "the program carries no example inputs", fix="save it with torch.export.save"
         )
-    return tuple(given[0]), dict(given[1])
+    return tuple(example_inputs[0]), dict(example_inputs[1])

@@ -83,9 +83,10 @@ def _holds(wide: ir.Value, narrow: ir.Value) -> bool:
     """Whether the type of ``wide`` has every number of the type of ``narrow``."""
     assert wide.dtype is not None
     assert narrow.dtype is not None
-    one, other = _FLOATS[wide.dtype], _FLOATS[narrow.dtype]
+    wide_format, narrow_format = _FLOATS[wide.dtype], _FLOATS[narrow.dtype]
     return (
-        one.mantissa_bits >= other.mantissa_bits and one.exponent_bits >= other.exponent_bits
+        wide_format.mantissa_bits >= narrow_format.mantissa_bits
+        and wide_format.exponent_bits >= narrow_format.exponent_bits
     )
 
 

@@ -50,14 +50,14 @@ def is_coded(node: ir.Node) -> bool:
     decodes = None if weights is None else weights.producer()
     if decodes is None or decodes.op_type != "DequantizeLinear" or _format(decodes) is None:
         return False
-    given = [None if v is None else constant_tensor(v) for v in decodes.inputs]
-    if None in given or given[0] is None or len(given[0].shape) != _MATRIX:
+    tensors = [None if v is None else constant_tensor(v) for v in decodes.inputs]
+    if None in tensors or tensors[0] is None or len(tensors[0].shape) != _MATRIX:
         return False
     stated = node.attributes
     plain = all(stated.get_float(name, 1.0) == 1.0 for name in ("alpha", "beta"))
     bias = node.inputs[2] if len(node.inputs) > _MATRIX else None
     flat = bias is None or (bias.shape is not None and len(bias.shape) == 1)
-    rows = given[0].shape.numpy()[-1 if stated.get_int("transB", 0) else 0]
+    rows = tensors[0].shape.numpy()[-1 if stated.get_int("transB", 0) else 0]
     whole = rows % _block(decodes) == 0
     return plain and flat and whole and not stated.get_int("transA", 0)
 
@@ -65,8 +65,8 @@ def is_coded(node: ir.Node) -> bool:
 def _format(decodes: ir.Node) -> Format | None:
     """The format of constants alone that a DequantizeLinear was noted to decode."""
     label = decodes.metadata_props.get(ROUNDING, "").partition(" ")[0]
-    found = next((f for f in Format if f.label == label), None)
-    return found if found is not None and not found.encodes_values else None
+    fmt = next((f for f in Format if f.label == label), None)
+    return fmt if fmt is not None and not fmt.encodes_values else None
 
 
 def _block(decodes: ir.Node) -> int:
@@ -82,8 +82,8 @@ def write_product(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
     decodes = None if weights is None else weights.producer()
     assert weights is not None
     assert decodes is not None
-    given = (constant_tensor(v) for v in decodes.inputs if v is not None)
-    codes, *others = [tensor for tensor in given if tensor is not None]
+    tensors = (constant_tensor(v) for v in decodes.inputs if v is not None)
+    codes, *others = [tensor for tensor in tensors if tensor is not None]
     scales, *zeros = (constant_reader(tensor)() for tensor in others)
     by_row = bool(node.attributes.get_int("transB", 0))
     block = _block(decodes)
@@ -155,11 +155,11 @@ def restore_products(model: ir.Model) -> None:
     """
     if CONTRIB_DOMAIN not in model.graph.opset_imports:
         return
-    editor, made = Editor(model), dict[str, ir.Value]()
+    editor, matrices = Editor(model), dict[str, ir.Value]()
     for node in [n for n in model.graph.all_nodes() if PRODUCT in n.metadata_props]:
         try:
             notes = json.loads(node.metadata_props[PRODUCT])
-            _restore(editor, node, notes, made)
+            _restore(editor, node, notes, matrices)
         except (KeyError, TypeError, ValueError, AssertionError):
             continue  # the note was not written by finecast, or not for this op
         del node.metadata_props[PRODUCT]
@@ -168,7 +168,7 @@ def restore_products(model: ir.Model) -> None:
 
 
 def _restore(
-    editor: Editor, node: ir.Node, notes: dict[str, str | int], made: dict[str, ir.Value]
+    editor: Editor, node: ir.Node, notes: dict[str, str | int], matrices: dict[str, ir.Value]
 ) -> None:
     stated = {name: node.attributes.get_int(name) for name in ("K", "N", "bits", "block_size")}
     columns, rows, bits, block = (stated[n] or 0 for n in ("N", "K", "bits", "block_size"))
@@ -192,24 +192,26 @@ def _restore(
     else:
         by_column = by_column[:, 0]
     name, rounding = str(notes["weights"]), str(notes["rounding"])
-    if name not in made:
+    if name not in matrices:
         stored = codes.astype(kind.numpy())
-        given = [
+        operands = [
             editor.constant(f"{name}_codes", ir.tensor(stored, dtype=kind)),
             editor.constant(f"{name}_scale", np.ascontiguousarray(by_column)),
         ]
         if zero:
             zeros = np.full(by_column.shape, zero).astype(kind.numpy())
-            given.append(editor.constant(f"{name}_zero", ir.tensor(zeros, dtype=kind)))
+            operands.append(editor.constant(f"{name}_zero", ir.tensor(zeros, dtype=kind)))
         shape = ir.Shape(codes.shape)
-        made[name] = editor.op(
-            "DequantizeLinear", given, attributes, name=editor.fresh(name), shape=shape
+        matrices[name] = editor.op(
+            "DequantizeLinear", operands, attributes, name=editor.fresh(name), shape=shape
         )
         editor.made[-1].metadata_props.update({MARK: "", ROUNDING: rounding})
-        editor.place_after(given[0])
+        editor.place_after(operands[0])
     bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
     stale = [v for v in node.inputs[1:3] if v is not None]
-    _become(node, op, "", [node.inputs[0], made[name], *([bias] if bias is not None else [])])
+    _become(
+        node, op, "", [node.inputs[0], matrices[name], *([bias] if bias is not None else [])]
+    )
     if by_row:
         node.attributes["transB"] = ir.AttrInt64("transB", 1)
     drop_unread(stale)

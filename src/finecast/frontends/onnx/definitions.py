@@ -242,14 +242,14 @@ def signature(op_type: str, domain: str, opset: int) -> OpSignature | None:
     types.
     """
     domain = normal_domain(domain)
-    found = definition(op_type, domain, opset) if domain in ("", CONTRIB_DOMAIN) else None
-    if found is None:
+    schema = definition(op_type, domain, opset) if domain in ("", CONTRIB_DOMAIN) else None
+    if schema is None:
         return None
     since = _admitted_since(op_type, domain, opset)
     return OpSignature(
-        definition=found,
-        main=_main_variable(found),
-        following=_following_variables(found),
+        definition=schema,
+        main=_main_variable(schema),
+        following=_following_variables(schema),
         since=since,
         admits=frozenset(fmt for fmt, first in since.items() if first <= opset),
     )
@@ -283,11 +283,11 @@ def _admitted_since(op_type: str, domain: str, opset: int) -> dict[Format, int]:
     first: dict[Format, int] = {}
     last = max(opset, _MAX_OPSET) if domain == "" else opset
     for version in range(opset, last + 1):
-        found = definition(op_type, domain, version)
-        following = _following_variables(found) if found else ()
-        if found is None or found.deprecated or not following:
+        schema = definition(op_type, domain, version)
+        following = _following_variables(schema) if schema else ()
+        if schema is None or schema.deprecated or not following:
             break
-        floats = _float_variables(found)
+        floats = _float_variables(schema)
         admitted = frozenset[Format].intersection(*(floats[v] for v in following))
         if op_type in _FP32_EXPANSION:
             admitted &= {Format.FP32}
@@ -327,10 +327,10 @@ def following(
 
     None follows if one that could has an unknown type. There is no format if they differ.
     """
-    found = signature(op_type, domain, opset)
-    assert found is not None
+    op_signature = signature(op_type, domain, opset)
+    assert op_signature is not None
     could = {
-        output: [found.follows(i, output=output) for i in range(len(labels))]
+        output: [op_signature.follows(i, output=output) for i in range(len(labels))]
         for labels, output in ((inputs, False), (outputs, True))
     }
     types = {
@@ -339,7 +339,7 @@ def following(
         for label, follows in zip(labels, flags, strict=True)
         if follows and label in {*FORMATS, _UNKNOWN}
     }
-    if _UNKNOWN in types or not found.computes_in_float(inputs, outputs):
+    if _UNKNOWN in types or not op_signature.computes_in_float(inputs, outputs):
         return (False,) * len(inputs), (False,) * len(outputs), None
     flags_in, flags_out = (
         tuple(f and label in FORMATS for f, label in zip(could[output], labels, strict=True))

@@ -69,14 +69,14 @@ class _Codes:
 
         None if they are not constant fp32 numbers, or are given by block.
         """
-        given = [None if v is None else constant_tensor(v) for v in node.inputs[1:3]]
+        tensors = [None if v is None else constant_tensor(v) for v in node.inputs[1:3]]
         stated = [v for v in node.inputs[1:3] if v is not None]
-        if given[0] is None or len(stated) != sum(t is not None for t in given):
+        if tensors[0] is None or len(stated) != sum(t is not None for t in tensors):
             return None
-        if node.attributes.get_int("block_size", 0) or given[0].dtype is not _FLOAT:
+        if node.attributes.get_int("block_size", 0) or tensors[0].dtype is not _FLOAT:
             return None
-        zero = given[1].numpy() if len(given) > 1 and given[1] is not None else None
-        return cls(given[0].numpy(), zero, node.attributes.get_int("axis", _AXIS))
+        zero = tensors[1].numpy() if len(tensors) > 1 and tensors[1] is not None else None
+        return cls(tensors[0].numpy(), zero, node.attributes.get_int("axis", _AXIS))
 
     def same(self, other: _Codes) -> bool:
         """Whether codes stand for the same numbers by both."""
@@ -170,7 +170,7 @@ class Dequantizing:
 
     def run(self) -> None:
         """Remove all nodes that can be removed, and set ``ops`` and ``came_as``."""
-        found: dict[ir.Value, set[Scaled | None]] = {}
+        encodings_by_value: dict[ir.Value, set[Scaled | None]] = {}
         coders = [n for n in self.model.graph.all_nodes() if n.op_type in _CODERS]
         operands = [v for n in coders for v in n.inputs if v is not None]
         constants = [v for v in operands if constant_tensor(v) is not None]
@@ -178,8 +178,8 @@ class Dequantizing:
             taken = self._take_out(node) if _is(node, "DequantizeLinear") else None
             if taken is not None:
                 self.ops += 1
-                found.setdefault(taken[0], set()).add(taken[1])
-        for value, encodings in found.items():
+                encodings_by_value.setdefault(taken[0], set()).add(taken[1])
+        for value, encodings in encodings_by_value.items():
             encoding = encodings.pop()
             if encoding is not None and not encodings:  # all say the same
                 self.came_as[value.name or ""] = encoding
@@ -225,12 +225,12 @@ class Dequantizing:
         else:
             inputs.append(editor.constant(f"{name}_low", np.array(0, np.float32)))
             inputs.append(editor.constant(f"{name}_high", np.array(top, np.float32)))
-        made = editor.op(
+        clipped = editor.op(
             "Clip", inputs, attributes, name=name, node=f"clip_{name}", shape=value.shape
         )
         editor.place_after(value)
-        self._clips[value, encoding] = made
-        return made
+        self._clips[value, encoding] = clipped
+        return clipped
 
     def _constant(
         self, node: ir.Node, tensor: ir.TensorProtocol, codes: _Codes
@@ -245,12 +245,12 @@ class Dequantizing:
             )
         name = out.name or ""
         out.name = f"{name}_codes"
-        made = ir.val(name, const_value=ComputedTensor(tensor, codes.decode, name))
-        self.model.graph.register_initializer(made)
-        out.replace_all_uses_with(made)
+        constant = ir.val(name, const_value=ComputedTensor(tensor, codes.decode, name))
+        self.model.graph.register_initializer(constant)
+        out.replace_all_uses_with(constant)
         node.graph.remove(node, safe=True)
         array = constant_reader(tensor)()
-        return made, codes.encoding(array, array.dtype)
+        return constant, codes.encoding(array, array.dtype)
 
 
 def _is_positive(value: ir.Value) -> bool:

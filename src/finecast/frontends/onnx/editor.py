@@ -39,8 +39,8 @@ class Port:
     def value(self) -> ir.Value:
         """The value that is read there."""
         inside = isinstance(self.owner, ir.Graph)
-        found = self.owner.outputs if inside else self.owner.inputs
-        value = found[self.index]
+        values = self.owner.outputs if inside else self.owner.inputs
+        value = values[self.index]
         assert value is not None
         return value
 
@@ -71,7 +71,7 @@ class Editor:
         """``name``, with underscores appended while the model or this editor used it."""
         if self._taken is None:
             values, nodes = every_value(self.model), self.main.all_nodes()
-            self._taken = {found.name or "" for found in (*values, *nodes)}
+            self._taken = {entry.name or "" for entry in (*values, *nodes)}
         while name in self._taken:
             name += "_"
         self._taken.add(name)
@@ -122,8 +122,8 @@ class Editor:
 
     def take(self) -> list[ir.Node]:
         """The nodes that were made since the last call, in order."""
-        made, self.made = self.made, []
-        return made
+        new_nodes, self.made = self.made, []
+        return new_nodes
 
     def place_after(self, value: ir.Value) -> None:
         """Put the nodes that were made right after the one that makes ``value``."""
@@ -134,13 +134,13 @@ class Editor:
 
         The nodes that were made compute ``result`` from ``value``, and are put after it.
         """
-        node, made = value.producer(), self.take()
+        node, new_nodes = value.producer(), self.take()
         assert node is not None
-        inside = [use for use in value.uses() if use.node in made]
+        inside = [use for use in value.uses() if use.node in new_nodes]
         value.replace_all_uses_with(result, replace_graph_outputs=True)
         for use in inside:
             use.node.replace_input_with(use.idx, value)
-        node.append(made)
+        node.append(new_nodes)
         result.shape, value.shape = value.shape, None
 
 
@@ -162,12 +162,12 @@ def name_nodes(model: ir.Model) -> None:
 
 def every_value(model: ir.Model) -> list[ir.Value]:
     """All values of the model and its bodies: inputs, initializers and results."""
-    found: dict[ir.Value, None] = {}
+    values: dict[ir.Value, None] = {}
     for graph in model.graphs():
-        found.update(dict.fromkeys((*graph.inputs, *graph.initializers.values())))
+        values.update(dict.fromkeys((*graph.inputs, *graph.initializers.values())))
         for node in graph:
-            found.update(dict.fromkeys(node.outputs))
-    return list(found)
+            values.update(dict.fromkeys(node.outputs))
+    return list(values)
 
 
 def home_of(value: ir.Value, main: ir.Graph) -> ir.Graph:

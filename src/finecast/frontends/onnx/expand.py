@@ -82,11 +82,11 @@ class _Steps:
 
     def replace(self) -> None:
         """Put the steps in the node's place; the last result replaces its first output."""
-        old, made = self.node.outputs[0], self.editor.take()
-        new, graph = made[-1].outputs[0], self.node.graph
+        old, steps = self.node.outputs[0], self.editor.take()
+        new, graph = steps[-1].outputs[0], self.node.graph
         assert isinstance(graph, ir.Graph)
         new.shape, new.type = old.shape, old.type
-        graph.insert_after(self.node, made)
+        graph.insert_after(self.node, steps)
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         new.name, old.name = old.name, f"{old.name}_whole"
         graph.remove(self.node, safe=True)

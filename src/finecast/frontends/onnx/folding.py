@@ -92,7 +92,7 @@ class OnnxFolding:
             return False
         first, others = self._tensor(read[0]), tensors[1:]
         model = _model(node, self._opset)
-        made = [
+        constants = [
             ComputedTensor(
                 first,
                 partial(_computed, model, others, index),
@@ -103,17 +103,18 @@ class OnnxFolding:
             for index, (value, shape) in enumerate(zip(node.outputs, shapes, strict=True))
         ]
         outputs = {
-            v: (t.nbytes, dtype_label(v.type)) for v, t in zip(node.outputs, made, strict=True)
+            v: (t.nbytes, dtype_label(v.type))
+            for v, t in zip(node.outputs, constants, strict=True)
         }
         if not self._folding.fold(lookup(f"onnx::{node.op_type}"), read, outputs):
             return False
-        self.tensors.update(zip(node.outputs, made, strict=True))
+        self.tensors.update(zip(node.outputs, constants, strict=True))
         return all(label in WIDE for _, label in outputs.values())
 
     def _tensor(self, value: ir.Value) -> ir.TensorProtocol:
-        found = self.tensors.get(value) or constant_tensor(value)
-        assert found is not None
-        return found
+        tensor = self.tensors.get(value) or constant_tensor(value)
+        assert tensor is not None
+        return tensor
 
 
 def _computed(

@@ -80,8 +80,8 @@ def _write_out(editor: Editor, node: ir.Node, layout: _Layout) -> None:
     scales = [_constant(node, place + 1) for place in layout.operands]
     known = [scale for scale in scales if scale is not None]
     bias = None if layout.bias is None else _constant(node, layout.bias)
-    given = layout.bias is not None and _input(node, layout.bias) is not None
-    if len(known) != len(scales) or (given and bias is None):
+    has_bias = layout.bias is not None and _input(node, layout.bias) is not None
+    if len(known) != len(scales) or (has_bias and bias is None):
         return
     (codes,) = node.outputs
     stem = (codes.name or "").removesuffix(_CODES)
@@ -93,15 +93,15 @@ def _write_out(editor: Editor, node: ir.Node, layout: _Layout) -> None:
             numbers = numbers * scale.reshape(-1).astype(np.float64)
         operands.append(editor.constant(f"{stem}_bias", numbers.astype(np.float32)))
     name = (node.name or "").removesuffix(_NODE)
-    made = editor.op(layout.op, operands, name=editor.fresh(stem), node=editor.fresh(name))
+    result = editor.op(layout.op, operands, name=editor.fresh(stem), node=editor.fresh(name))
     for attribute in node.attributes.values():
         if attribute.name not in _OWN:
             editor.made[-1].attributes[attribute.name] = attribute
     if (scale := _input(node, layout.result)) is not None:
-        read = [made, scale, _input(node, layout.result + 1)]
+        read = [result, scale, _input(node, layout.result + 1)]
         name = editor.fresh(f"{stem}_codes")
-        made = editor.op("QuantizeLinear", read, name=name, dtype=codes.dtype)
-    codes.replace_all_uses_with(made, replace_graph_outputs=True)
+        result = editor.op("QuantizeLinear", read, name=name, dtype=codes.dtype)
+    codes.replace_all_uses_with(result, replace_graph_outputs=True)
     node.append(editor.take())
     editor.main.remove(node, safe=True)
 

@@ -149,16 +149,16 @@ class _Reader:
             self.regions += 1
             self.graph(body, self.regions, fixed=fixed or opaque)
         native = f"{node.domain or 'onnx'}::{node.op_type}"
-        found = signature(node.op_type, node.domain, self.opset)
-        admits = found.admits if found else frozenset[Format]()
-        if found is not None:
-            _check_ports(node, found.definition)
+        op_signature = signature(node.op_type, node.domain, self.opset)
+        admits = op_signature.admits if op_signature else frozenset[Format]()
+        if op_signature is not None:
+            _check_ports(node, op_signature.definition)
         merges = list(_merges_of(node, inner, self.opset)) if inner and not opaque else []
         merged = {p.index for m in merges for p in m.inputs if p.owner is node}
         inputs = [v if i not in merged else None for i, v in enumerate(node.inputs)]
         outputs = list(node.outputs) if not merges else []
         fixed |= node.metadata_props.get(MARK) == ""
-        if fixed or inner or found is None:
+        if fixed or inner or op_signature is None:
             flags_in, flags_out = (False,) * len(inputs), (False,) * len(outputs)
             fmt = None
         else:
@@ -278,9 +278,9 @@ def _merges_of(node: ir.Node, inner: list[ir.Graph], opset: int) -> Iterator[_Me
     state = len(node.inputs) - first - scanned
     for i in range(state):
         start, end = Port(owner=node, index=i + first), Port(owner=body, index=i + body_out)
-        given = (start,) if node.inputs[start.index] is not None else ()
+        starts = (start,) if node.inputs[start.index] is not None else ()
         outputs = body.inputs[i + body_in], node.outputs[i]
-        yield _Merge(name=f"state{i}", inputs=(*given, end), outputs=outputs)
+        yield _Merge(name=f"state{i}", inputs=(*starts, end), outputs=outputs)
     for i in range(state, state + scanned):
         start = Port(owner=node, index=i + first)
         yield _Merge(name=f"in{i}", inputs=(start,), outputs=(body.inputs[i],))

@@ -182,7 +182,7 @@ def restate(model: ir.Model, engine: str) -> tuple[ir.Model, tuple[Restated, ...
         ModelError: If a bf16 Einsum is no matrix product. The rule ``einsum`` keeps such
             Einsums in fp32.
     """
-    found: list[Restated] = []
+    restatements: list[Restated] = []
     editor = Editor(model)
     for row in (_EINSUM, *RESTATEMENTS.get(engine, ())):
         nodes = [n for n in editor.main.all_nodes() if row.applies(n)]
@@ -196,8 +196,8 @@ def restate(model: ir.Model, engine: str) -> tuple[ir.Model, tuple[Restated, ...
         changed = [m for n in nodes if row.applies(n) for m in row.restate(editor, n)]
         if changed:
             names = tuple(dict.fromkeys(n.name or "" for n in changed))
-            found.append(Restated(nodes=names, reason=row.reason))
-    return editor.model, tuple(found)
+            restatements.append(Restated(nodes=names, reason=row.reason))
+    return editor.model, tuple(restatements)
 
 
 def lowered(model: bytes, engine: str) -> bytes:
@@ -303,12 +303,12 @@ def _statistics(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
         return ()
     dtype = node.outputs[0].dtype
     assert dtype is not None
-    given = {k: a.value for k, a in node.attributes.items()}
-    if given.get("stash_type", int(ir.DataType.FLOAT)) != ir.DataType.FLOAT:
+    attributes = {k: a.value for k, a in node.attributes.items()}
+    if attributes.get("stash_type", int(ir.DataType.FLOAT)) != ir.DataType.FLOAT:
         return ()
     for value in statistics:
         value.type = None  # the stated one would contradict the attribute
-    return (_state(node, node.op_type, node.inputs, {**given, "stash_type": int(dtype)}),)
+    return (_state(node, node.op_type, node.inputs, {**attributes, "stash_type": int(dtype)}),)
 
 
 def _neutral(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:

@@ -201,10 +201,10 @@ class _Rewriting:
     def _stays(self, node: ir.Node) -> bool:
         """Whether the op keeps its types: no definition says that it computes in fp32, too."""
         opsets = {normal_domain(d): v for d, v in self.model.opset_imports.items()}
-        found = definition(node.op_type, node.domain, opsets.get(node.domain, 1))
-        return found is None or not (
-            self._admits(node.inputs, found.inputs, found)
-            and self._admits(node.outputs, found.outputs, found)
+        schema = definition(node.op_type, node.domain, opsets.get(node.domain, 1))
+        return schema is None or not (
+            self._admits(node.inputs, schema.inputs, schema)
+            and self._admits(node.outputs, schema.outputs, schema)
         )
 
     def _admits(
@@ -228,9 +228,9 @@ class _Rewriting:
         """
         graph = self.model.graph
         constants = (v for v in graph.outputs if v.is_initializer())
-        made = (v for node in self.kept for v in node.outputs)
+        kept_results = (v for node in self.kept for v in node.outputs)
         last = (v for v in graph.outputs if self._is_last(v.producer()))
-        everything = (*graph.inputs, *constants, *made, *last)
+        everything = (*graph.inputs, *constants, *kept_results, *last)
         return {v for v in everything if self._is_source(v.type)}
 
     def _is_last(self, node: ir.Node | None) -> bool:
@@ -290,16 +290,16 @@ class _Rewriting:
 
     def _cast_for(self, ports: Iterable[Port]) -> None:
         """Cast what ops that keep their types read at ``ports`` back to ``source``."""
-        made: dict[tuple[ir.Value, ir.Graph], ir.Value] = {}
+        casts: dict[tuple[ir.Value, ir.Graph], ir.Value] = {}
         for port in ports:
             node, value = port.owner, port.value()
             assert isinstance(node, ir.Node)
             home = node.graph
             assert isinstance(home, ir.Graph)
-            if (value, home) not in made:
-                made[value, home] = self._cast(value, self.source)
+            if (value, home) not in casts:
+                casts[value, home] = self._cast(value, self.source)
                 node.prepend(self.editor.take())
-            port.read(made[value, home])
+            port.read(casts[value, home])
 
     def _cast(self, value: ir.Value, to: ir.DataType) -> ir.Value:
         name = self.editor.fresh(f"{value.name}_{_LABELS[to]}")
@@ -319,16 +319,16 @@ class _Rewriting:
     def _cast_outputs(self, ends: Iterable[int]) -> None:
         """Cast the outputs at the indices ``ends`` to ``source``; they keep their names."""
         graph = self.model.graph
-        made: dict[ir.Value, ir.Value] = {}
+        casts: dict[ir.Value, ir.Value] = {}
         for index in ends:
             value = graph.outputs[index]
-            if value not in made:
-                made[value] = self._cast(value, self.source)
+            if value not in casts:
+                casts[value] = self._cast(value, self.source)
                 graph.extend(self.editor.take())
                 named = value.name
                 value.name = self.editor.fresh(f"{named}_{_LABELS[_FLOAT]}")
-                made[value].name = named
-            graph.outputs[index] = made[value]
+                casts[value].name = named
+            graph.outputs[index] = casts[value]
 
 
 def _retype_attributes(

@@ -177,8 +177,8 @@ def dequantize(maker: Maker, value: ir.Value, to: Encoding) -> ir.Value:
     assert isinstance(to, Scaled)
     before = value.producer()
     shared = before is not None and before.op_type == "QuantizeLinear"
-    given = before.inputs[1:] if before is not None and shared else ()
-    parameters = [v for v in given if v is not None] or _parameters(maker, value, to)
+    constants = before.inputs[1:] if before is not None and shared else ()
+    parameters = [v for v in constants if v is not None] or _parameters(maker, value, to)
     return maker.node(
         "DequantizeLinear",
         [value, *parameters],
@@ -246,8 +246,8 @@ def stated_since(fmt: Format, opset: int) -> int:
     row = STATEMENTS.get(fmt)
     if row is not None and row.since is not None:
         return max(opset, row.since)
-    found = signature("Cast", "", opset)
-    return found.since.get(fmt, opset) if found else opset
+    cast_signature = signature("Cast", "", opset)
+    return cast_signature.since.get(fmt, opset) if cast_signature else opset
 
 
 # A small model that measures what a cast takes.

@@ -101,7 +101,7 @@ def _linked(values: list[ir.Value], folder: Path) -> dict[str, ir.ExternalTensor
     A file of which less than half is used is not linked, as engines take all of it for the
     size of the model; nor one on another file system.
     """
-    found: dict[str, ir.ExternalTensor] = {}
+    tensors: dict[str, ir.ExternalTensor] = {}
     files: dict[Path, list[tuple[ir.Value, ir.ExternalTensor]]] = {}
     for value in values:
         tensor = value.const_value
@@ -118,8 +118,8 @@ def _linked(values: list[ir.Value], folder: Path) -> dict[str, ir.ExternalTensor
         for value, tensor in kept:
             declared = _declared(value, there.name, tensor.offset or 0, tensor.nbytes)
             declared.base_dir = folder
-            found[declared.name or ""] = declared
-    return found
+            tensors[declared.name or ""] = declared
+    return tensors
 
 
 def write_whole(model: ir.Model, path: Path) -> int:

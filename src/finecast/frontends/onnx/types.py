@@ -71,13 +71,13 @@ def infer(
         The values that have a shape only because of ``shapes``.
     """
     unknown = _by_definitions(model)
-    given: list[ir.Value] = []
+    shaped_values: list[ir.Value] = []
     outputs = set(model.graph.outputs)
     if shapes or unknown or any(v.shape is None for v in outputs):
-        given = _by_onnx(model, message)
+        shaped_values = _by_onnx(model, message)
         if unknown:
             _by_definitions(model)
-    return () if unknown else tuple(v for v in given if v not in outputs)
+    return () if unknown else tuple(v for v in shaped_values if v not in outputs)
 
 
 def forget_free_sizes(model: ir.Model) -> None:
@@ -114,13 +114,13 @@ def _by_definitions(model: ir.Model) -> int:
         if not node.domain and node.op_type == "Constant":
             _type_constant(node)
             return 0
-        found = definition(node.op_type, node.domain, opsets.get(node.domain, 1))
-        if found is None:
+        schema = definition(node.op_type, node.domain, opsets.get(node.domain, 1))
+        if schema is None:
             return 0
         if not node.domain and node.op_type in _DTYPE_ATTRIBUTES:
             _set(node.outputs[0], _stated(node))
         elif node.op_type not in _NOT_BY_VARIABLE:
-            _unify(node, found)
+            _unify(node, schema)
         return sum(map(type_graph, bodies(node)))
 
     return type_graph(model.graph)
@@ -195,17 +195,17 @@ def _by_onnx(model: ir.Model, message: onnx.ModelProto | None) -> list[ir.Value]
 
     Returns the values that were given a shape.
     """
-    given: list[ir.Value] = []
-    found = None
+    shaped_values: list[ir.Value] = []
+    proto = None
     if message is not None:
-        found = _unless_refused(lambda: inferred(message_without_weights(message)))
-        if found is None:
-            return given
-    if found is None or _tells_less(found, model.graph):
-        found = _unless_refused(lambda: run_without_weights(model, inferred))
-    if found is not None:
-        _fill(found, model.graph, given)
-    return given
+        proto = _unless_refused(lambda: inferred(message_without_weights(message)))
+        if proto is None:
+            return shaped_values
+    if proto is None or _tells_less(proto, model.graph):
+        proto = _unless_refused(lambda: run_without_weights(model, inferred))
+    if proto is not None:
+        _fill(proto, model.graph, shaped_values)
+    return shaped_values
 
 
 def _unless_refused(infer_of: Callable[[], onnx.ModelProto]) -> onnx.GraphProto | None:
@@ -219,8 +219,10 @@ def _unless_refused(infer_of: Callable[[], onnx.ModelProto]) -> onnx.GraphProto 
 
 def _tells_less(proto: onnx.GraphProto, graph: ir.Graph) -> bool:
     """Whether a value of ``graph`` has a type and, in ``proto``, none."""
-    told = {v.name for v in (*proto.value_info, *proto.output)}
-    return any(v.name not in told for n in graph for v in n.outputs if v.name and v.type)
+    typed_names = {v.name for v in (*proto.value_info, *proto.output)}
+    return any(
+        v.name not in typed_names for n in graph for v in n.outputs if v.name and v.type
+    )
 
 
 def inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -267,8 +269,8 @@ _EQUATION: Final = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
 def _check_attributes(node: ir.Node, version: int | None) -> None:
     if version is None:
         return
-    found = definition(node.op_type, node.domain, version)
-    kinds = found.attributes if found else {}
+    schema = definition(node.op_type, node.domain, version)
+    kinds = schema.attributes if schema else {}
     for name, attribute in node.attributes.items():
         if kinds.get(name, attribute.type.value) != attribute.type.value:
             wanted = ir.AttributeType(kinds[name]).name.lower()
@@ -381,8 +383,10 @@ def static_shapes(
         return {}
     if graph is None:
         return {}
-    found = {v.name: _sizes(v.type.tensor_type) for v in (*graph.value_info, *graph.output)}
-    return {name: sizes for name, sizes in found.items() if sizes is not None}
+    sizes_by_name = {
+        v.name: _sizes(v.type.tensor_type) for v in (*graph.value_info, *graph.output)
+    }
+    return {name: sizes for name, sizes in sizes_by_name.items() if sizes is not None}
 
 
 def correct_outputs(model: ir.Model) -> tuple[str, ...]:
@@ -395,9 +399,9 @@ def correct_outputs(model: ir.Model) -> tuple[str, ...]:
     """
 
     def undeclared(proto: onnx.ModelProto) -> onnx.ModelProto:
-        made = {name for node in proto.graph.node for name in node.output}
+        result_names = {name for node in proto.graph.node for name in node.output}
         for value in (*proto.graph.output, *proto.graph.value_info):
-            if value.name in made:
+            if value.name in result_names:
                 value.type.tensor_type.ClearField("shape")
         return inferred(proto)
 
@@ -405,7 +409,7 @@ def correct_outputs(model: ir.Model) -> tuple[str, ...]:
     if graph is None:
         return ()
     kinds = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.output)}
-    found: list[str] = []
+    corrections: list[str] = []
     for value in (v for node in model.graph for v in node.outputs):  # casts of outputs, too
         kind = kinds.get(value.name or "")
         if kind is None or not kind.HasField("shape") or value.shape is None:
@@ -416,8 +420,8 @@ def correct_outputs(model: ir.Model) -> tuple[str, ...]:
         value.shape = ir.Shape([d.dim_value or None for d in kind.shape.dim])
         if value.is_graph_output():
             text = f"output {value.name!r} is declared with {declared} axes and has {axes}"
-            found.append(f"{text}: the declaration is corrected")
-    return tuple(found)
+            corrections.append(f"{text}: the declaration is corrected")
+    return tuple(corrections)
 
 
 def _sizes(kind: onnx.TypeProto.Tensor) -> tuple[int, ...] | None:
@@ -437,13 +441,13 @@ def ranks_of(model: ir.Model) -> Mapping[str, int]:
     """
     copy = model.clone()
     infer(copy, shapes=True)
-    found: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     for value in (*copy.graph.inputs, *copy.graph.initializers.values()):
-        _note(found, value, None)
+        _note(ranks, value, None)
     for node in copy.graph.all_nodes():
         for number, value in enumerate(node.outputs):
-            _note(found, value, _rank(node, found) if number == 0 else None)
-    return found
+            _note(ranks, value, _rank(node, ranks) if number == 0 else None)
+    return ranks
 
 
 def _note(found: dict[str, int], value: ir.Value, rank: int | None) -> None:

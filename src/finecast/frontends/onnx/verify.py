@@ -357,10 +357,10 @@ _NODES: Final = (
 def _named(text: str) -> tuple[str, str]:
     """What a message of onnx's checker is about, a node if it names one, and what is wrong."""
     for pattern in _NODES:
-        if found := pattern.search(text):
-            name, op = found["name"].strip(), found["op"].strip()
+        if match := pattern.search(text):
+            name, op = match["name"].strip(), match["op"].strip()
             node = f"node {name!r} ({op})" if name else f"a node {op} without a name"
-            return node, found["what"].replace("[ShapeInferenceError] ", "")
+            return node, match["what"].replace("[ShapeInferenceError] ", "")
     return "the model", text.replace("[ShapeInferenceError] ", "")
 
 
@@ -401,8 +401,8 @@ def _take_out(proto: onnx.ModelProto, ports: Collection[str]) -> bool:
     for value in inputs:
         graph.value_info.append(value)
         graph.input.remove(value)
-        made = onnx.helper.make_node("Given", [], [value.name], domain=_DOMAIN)
-        graph.node.insert(0, made)
+        node = onnx.helper.make_node("Given", [], [value.name], domain=_DOMAIN)
+        graph.node.insert(0, node)
     for value in outputs:
         graph.output.remove(value)
     if inputs:

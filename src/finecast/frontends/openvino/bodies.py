@@ -80,14 +80,16 @@ def ties_of(op: Any, region: int, inner: Sequence[tuple[int, openvino.Model]]) -
     groups = _Groups()
     for number in range(len(inner)):
         which = (number,) if op.get_type_name() == "If" else ()
-        for found in op.get_input_descriptions(*which):
-            outside = ("in", 0, found.input_index)
-            groups.join(outside, ("parameter", number, found.body_parameter_index))
-            if hasattr(found, "body_value_index"):  # a state: its value for the next iteration
-                groups.join(outside, ("result", number, found.body_value_index))
-        for found in op.get_output_descriptions(*which):
-            outside = ("out", 0, found.output_index)
-            groups.join(outside, ("result", number, found.body_value_index))
+        for description in op.get_input_descriptions(*which):
+            outside = ("in", 0, description.input_index)
+            groups.join(outside, ("parameter", number, description.body_parameter_index))
+            if hasattr(
+                description, "body_value_index"
+            ):  # a state: its value for the next iteration
+                groups.join(outside, ("result", number, description.body_value_index))
+        for description in op.get_output_descriptions(*which):
+            outside = ("out", 0, description.output_index)
+            groups.join(outside, ("result", number, description.body_value_index))
     return [_tie(op, region, inner, places) for places in groups.all()]
 
 
@@ -95,15 +97,15 @@ def hand_in(region: Region, port: openvino.Output) -> openvino.Output:
     """Add an input to a body, fed by ``port`` of the parent's region; returns its port."""
     from openvino import opset13
 
-    given = opset13.parameter(port.get_partial_shape(), port.get_element_type())
-    region.model.add_parameters([given])
+    parameter = opset13.parameter(port.get_partial_shape(), port.get_element_type())
+    region.model.add_parameters([parameter])
     if region.owner.get_type_name() == "If":
         both: list[Any] = [None, None]
-        both[region.body] = given
+        both[region.body] = parameter
         region.owner.set_input(port, *both)
     else:
-        region.owner.set_invariant_input(given, port)
-    return given.output(0)
+        region.owner.set_invariant_input(parameter, port)
+    return parameter.output(0)
 
 
 class _Groups:

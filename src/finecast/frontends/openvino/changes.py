@@ -134,8 +134,8 @@ _KEYS: Final = ("precise_0", "DisablePrecisionConversion_0")
 def hint_of(model: openvino.Model) -> str:
     """OpenVINO's name of the low precision hint that the model is made for; empty for none."""
     key = list(HINT_KEY)
-    found = str(model.get_rt_info(key).astype(str)) if model.has_rt_info(key) else ""
-    return found if found in _LOW else ""
+    hint = str(model.get_rt_info(key).astype(str)) if model.has_rt_info(key) else ""
+    return hint if hint in _LOW else ""
 
 
 def state_hint(model: openvino.Model, hint: str) -> None:

@@ -30,7 +30,7 @@ def explain(error: Exception) -> str:
     # A failed conversion lists every failed op; the first is the cause of the others.
     groups = _GROUP.split(text.split("\nSummary:")[0])
     text = groups[min(1, len(groups) - 1)]
-    places = [found for pattern in _PLACES if (found := pattern.search(text))]
+    places = [match for pattern in _PLACES if (match := pattern.search(text))]
     place = f" at {places[0]['op']} {places[0]['name']!r}" if places else ""
     for pattern in (*_PLACES, _CHECK):
         text = pattern.sub("", text)

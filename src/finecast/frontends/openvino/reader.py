@@ -108,9 +108,9 @@ class FreshOpNames:
     def __call__(self, name: str) -> str:
         """``name``; with a number behind it if it is taken."""
         numbered = (f"{name}_{i}" for i in itertools.count(1))
-        found = next(n for n in itertools.chain([name], numbered) if n not in self._taken)
-        self._taken.add(found)
-        return found
+        fresh_name = next(n for n in itertools.chain([name], numbered) if n not in self._taken)
+        self._taken.add(fresh_name)
+        return fresh_name
 
 
 def name_ops(model: openvino.Model) -> None:
@@ -134,9 +134,9 @@ def renumber_ops(model: openvino.Model) -> None:
     taken = {op.get_friendly_name() for op in every_op(model)}
     taken -= {name for name in taken if _COUNTED.fullmatch(name)}
     for op in every_op(model):
-        if (found := _COUNTED.fullmatch(op.get_friendly_name())) is None:
+        if (match := _COUNTED.fullmatch(op.get_friendly_name())) is None:
             continue
-        kind = found["kind"]
+        kind = match["kind"]
         while (name := f"{kind}_{counts[kind]}") in taken:
             counts[kind] += 1
         taken.add(name)
@@ -178,11 +178,11 @@ class _Reader:
         self.inserted = inserted(model)
 
     def value(self, port: openvino.Output, region: int = 0) -> int:
-        found = self.builder.value(port_key(port))
-        if found == len(self.binding.values):
+        value_id = self.builder.value(port_key(port))
+        if value_id == len(self.binding.values):
             self.binding.values.append(port)
             self.binding.value_regions.append(region)
-        return found
+        return value_id
 
     def region(self, model: openvino.Model, number: int) -> None:
         """Add the ops of region ``number``: the model or a body."""
@@ -229,13 +229,13 @@ class _Reader:
             return False
         read = [self.builder.known(port_key(source)) for source in op.input_values()]
         labels = [label_of(port.get_element_type()) for port in ports]
-        made = {
+        outputs = {
             value: (_bytes_of(port), label)
             for value, port, label in zip(results, ports, labels, strict=True)
         }
         known = [value for value in read if value is not None]
         folded = len(known) == len(read) and self.folding.fold(
-            ops.lookup(f"openvino::{op.get_type_name()}"), known, made
+            ops.lookup(f"openvino::{op.get_type_name()}"), known, outputs
         )
         return folded and WIDE.issuperset(labels)
 
@@ -245,10 +245,10 @@ class _Reader:
         info = ops.lookup(f"openvino::{kind}")
         entries = tuple(Entry(op=op, index=i, region=region) for i in range(len(op.inputs())))
         inputs = [None if e.index in tied else self._source(e) for e in entries]
-        found = self.types.of(op, kind)
+        port_types = self.types.of(op, kind)
         name = op.get_friendly_name()
         if self._decompresses(info, inputs, results) or name in self.inserted:
-            found = self.types.fixed(op)
+            port_types = self.types.fixed(op)
         attributes = dict(_attributes(op, kind))
         if rounds := self.inserted.get(name):
             attributes[ROUNDS] = rounds
@@ -259,10 +259,10 @@ class _Reader:
             native=f"openvino::{kind}",
             inputs=tuple(inputs),
             outputs=tuple(results),
-            follows_in=found.follows_in,
-            follows_out=found.follows_out[: len(results)],
-            format=found.format,
-            admits=found.admits,
+            follows_in=port_types.follows_in,
+            follows_out=port_types.follows_out[: len(results)],
+            format=port_types.format,
+            admits=port_types.admits,
             attributes=attributes,
             scope=scope_of(name),
             region=region,
@@ -305,10 +305,10 @@ class _Reader:
         ):
             return False
         self.computed.update(results)
-        found = info.kind is OpKind.CAST or any(i in self.decompressed for i in inputs)
-        if found:
+        decompresses = info.kind is OpKind.CAST or any(i in self.decompressed for i in inputs)
+        if decompresses:
             self.decompressed.update(results)
-        return found
+        return decompresses
 
     def finish(self, digest: str) -> Graph:
         model = self.binding.model
@@ -367,11 +367,11 @@ def _compressed(op: openvino.Node) -> openvino.Node | None:
 
 
 def _attributes(op: openvino.Node, kind: str) -> Iterator[tuple[str, Attribute]]:
-    found: Mapping[str, Any] = op.get_attributes()
-    scalars = [found[name] for name in SCALAR_NAMES.get(kind, ()) if name in found]
+    attributes: Mapping[str, Any] = op.get_attributes()
+    scalars = [attributes[name] for name in SCALAR_NAMES.get(kind, ()) if name in attributes]
     if scalars:
         yield SCALARS, tuple(float(number) for number in scalars)
-    for name, value in found.items():
+    for name, value in attributes.items():
         named = _RENAMED.get(name) or name
         if isinstance(value, bool):
             yield named, int(value)
@@ -400,8 +400,8 @@ def shape_of(port: openvino.Output) -> tuple[Dim, ...] | None:
     sizes = port.get_partial_shape()
     if sizes.rank.is_dynamic:
         return None
-    given = port.get_node().get_type_name() == "Parameter"
-    names = (f"{port_name(port)}.{axis}" if given else None for axis in range(len(sizes)))
+    is_input = port.get_node().get_type_name() == "Parameter"
+    names = (f"{port_name(port)}.{axis}" if is_input else None for axis in range(len(sizes)))
     return tuple(
         d.get_length() if d.is_static else n for d, n in zip(sizes, names, strict=True)
     )

@@ -183,17 +183,17 @@ class OpTypes:
     def of(self, op: openvino.Node, kind: str) -> PortTypes:
         """Those of ``op``; they are fixed if its following ports differ in type."""
         read = [label_of(v.get_element_type()) for v in op.input_values()]
-        made = [label_of(p.get_element_type()) for p in op.outputs()]
+        written = [label_of(p.get_element_type()) for p in op.outputs()]
         if kind in _FIXED:
             return self.fixed(op)
         if kind in _STATED:
-            return self._stated(op, read[0], made[0])
+            return self._stated(op, read[0], written[0])
         own = _OWN_TYPE.get(kind, frozenset())
         follows_in = tuple(f in FORMATS and i not in own for i, f in enumerate(read))
-        follows_out = tuple(f in FORMATS for f in made)
+        follows_out = tuple(f in FORMATS for f in written)
         labels = {
             f
-            for f, follows in zip((*read, *made), (*follows_in, *follows_out), strict=True)
+            for f, follows in zip((*read, *written), (*follows_in, *follows_out), strict=True)
             if follows
         }
         if len(labels) != 1 or not any(follows_in):
@@ -237,11 +237,11 @@ def _validates(
         for index, follows in enumerate(follows_in):
             if follows:
                 shape = before[index].get_partial_shape()
-                given = opset13.parameter(shape, element_type(fmt))
-                op.set_argument(index, given.output(0))
+                parameter = opset13.parameter(shape, element_type(fmt))
+                op.set_argument(index, parameter.output(0))
         op.validate_and_infer_types()
-        made = [label_of(p.get_element_type()) for p in op.outputs()]
-        return all(m == fmt.label for m, f in zip(made, follows_out, strict=True) if f)
+        written = [label_of(p.get_element_type()) for p in op.outputs()]
+        return all(m == fmt.label for m, f in zip(written, follows_out, strict=True) if f)
     except RuntimeError:
         return False
     finally:

@@ -157,13 +157,13 @@ def _check_target(target: str) -> None:
     """Refuse a node that calls anything but arithmetic on sizes and PyTorch's ops."""
     if _FUNCTIONS.fullmatch(target):
         return
-    found: Any = None
+    function: Any = None
     if _OPS.fullmatch(target):
-        found = torch
+        function = torch
         for part in target.split(".")[1:]:
-            found = getattr(found, part, None)
-    plain = isinstance(found, OpOverload | HigherOrderOperator)
-    if not plain or found.name().partition(".")[0] in _FORBIDDEN:
+            function = getattr(function, part, None)
+    plain = isinstance(function, OpOverload | HigherOrderOperator)
+    if not plain or function.name().partition(".")[0] in _FORBIDDEN:
         raise _refusal(f"call {target}, which is no op of PyTorch's graphs")
 
 
@@ -258,11 +258,11 @@ def texts(content: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Every string in JSON but free text, with its key; keys are among them, under ``""``."""
     left = [(key, content)]
     while left:
-        key, one = left.pop()
-        if isinstance(one, str):
-            yield key, one
-        elif isinstance(one, dict):
-            yield from (("", name) for name in one)
-            left.extend((k, v) for k, v in one.items() if k not in _FREE)
-        elif isinstance(one, list):
-            left.extend((key, v) for v in one)
+        key, part = left.pop()
+        if isinstance(part, str):
+            yield key, part
+        elif isinstance(part, dict):
+            yield from (("", name) for name in part)
+            left.extend((k, v) for k, v in part.items() if k not in _FREE)
+        elif isinstance(part, list):
+            left.extend((key, v) for v in part)

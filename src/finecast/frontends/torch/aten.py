@@ -120,8 +120,8 @@ def port_names(node: FxNode) -> tuple[str, ...]:
     """The argument that each tensor input of a call belongs to, in order, with repetitions."""
     return tuple(
         name
-        for name, given in named_arguments(node).items()
-        for one in tree_leaves(given)
+        for name, argument in named_arguments(node).items()
+        for one in tree_leaves(argument)
         if isinstance(one, FxNode)
     )
 
@@ -140,8 +140,8 @@ def epsilon(node: FxNode) -> float | None:
     default = _defaults(node)
     if EPSILON not in default:
         return None
-    found = named_arguments(node).get(EPSILON, default[EPSILON])
-    return float(torch.finfo(torch.float32).eps) if found is None else float(found)
+    eps = named_arguments(node).get(EPSILON, default[EPSILON])
+    return float(torch.finfo(torch.float32).eps) if eps is None else float(eps)
 
 
 def is_number(arg: object) -> TypeGuard[int | float]:

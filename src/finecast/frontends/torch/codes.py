@@ -68,11 +68,11 @@ def rounded_rows(graph: FxGraph, value: FxNode, to: Dynamic) -> tuple[FxNode, Fx
 
 def scaled_rows(product: FxNode, scales: FxNode) -> FxNode:
     """Multiply a linear layer's rows by ``scales``, and then add its bias; the new result."""
-    given, graph, readers = named_arguments(product), product.graph, list(product.users)
-    product.args, product.kwargs = (given["input"], given["weight"]), {}
+    arguments, graph, readers = named_arguments(product), product.graph, list(product.users)
+    product.args, product.kwargs = (arguments["input"], arguments["weight"]), {}
     with graph.inserting_before(product.next):
         result = _called(graph, torch.ops.aten.mul.Tensor, product, scales)
-        if (bias := given.get("bias")) is not None:
+        if (bias := arguments.get("bias")) is not None:
             result = _called(graph, torch.ops.aten.add.Tensor, result, bias)
     for reader in readers:
         reader.replace_input_with(product, result)
@@ -81,10 +81,10 @@ def scaled_rows(product: FxNode, scales: FxNode) -> FxNode:
 
 def _called(graph: FxGraph, op: Any, source: FxNode, *args: Any) -> FxNode:
     """A new node with the fake result of ``op``."""
-    made = graph.call_function(op, (source, *args))
-    plain = (a.meta["val"] if isinstance(a, FxNode) else a for a in made.args)
-    made.meta = {**source.meta, "val": op(*plain)}
-    return made
+    call = graph.call_function(op, (source, *args))
+    plain = (a.meta["val"] if isinstance(a, FxNode) else a for a in call.args)
+    call.meta = {**source.meta, "val": op(*plain)}
+    return call
 
 
 def stored_codes(tensor: torch.Tensor, to: Scaled) -> dict[str, torch.Tensor]:
@@ -142,16 +142,16 @@ def state_by_axis(module: GraphModule) -> None:
     with them the whole module would not compile.
     """
     for product, _ in _products(module):
-        given = named_arguments(product)
+        arguments = named_arguments(product)
         named = product.target is _CONV_PADDING_BY_NAME
-        if named and given.get("padding", "valid") == "valid":
-            given["padding"] = [0]
+        if named and arguments.get("padding", "valid") == "valid":
+            arguments["padding"] = [0]
             product.target = _CONV
         if product.target is _CONV:
-            stated = {name: list(given[name]) for name in _BY_AXIS if name in given}
-            given |= {name: n * 2 if len(n) == 1 else n for name, n in stated.items()}
-            operands = tuple(given.pop(name) for name in ("input", "weight"))
-            product.args, product.kwargs = operands, given
+            stated = {name: list(arguments[name]) for name in _BY_AXIS if name in arguments}
+            arguments |= {name: n * 2 if len(n) == 1 else n for name, n in stated.items()}
+            operands = tuple(arguments.pop(name) for name in ("input", "weight"))
+            product.args, product.kwargs = operands, arguments
 
 
 def state_rows(module: GraphModule) -> None:
@@ -214,9 +214,9 @@ def _size(node: FxNode, axis: int) -> int | FxNode:
     size = node.meta["val"].shape[axis]
     if isinstance(size, int):
         return size
-    told = node.graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
-    told.meta["val"] = size
-    return told
+    size_node = node.graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
+    size_node.meta["val"] = size
+    return size_node
 
 
 def _products(module: GraphModule) -> list[tuple[FxNode, Any]]:

@@ -93,16 +93,16 @@ class _FixedDraws(TorchDispatchMode):
         wide = tree_map_only(torch.Tensor, _widened, (args, kwargs))
         if kwargs.get("dtype") in _LOW:
             wide[1]["dtype"] = torch.float32
-        found = func(*wide[0], **wide[1])
+        result = func(*wide[0], **wide[1])
         if func._schema.is_mutable:  # by its first argument, as ``bernoulli_``
             return args[0].copy_(wide[0][0])
         low = kwargs.get("dtype") or next(
             (a.dtype for a in args if isinstance(a, torch.Tensor)), torch.float32
         )
         if low not in _LOW:
-            return found
+            return result
         return tree_map_only(
-            torch.Tensor, lambda x: x.to(low) if x.dtype is torch.float32 else x, found
+            torch.Tensor, lambda x: x.to(low) if x.dtype is torch.float32 else x, result
         )
 
 

@@ -109,10 +109,10 @@ def check_examples(
     Of a module they are always: it was captured with them.
     """
     check = input_check(module, program)
-    given = len(tree_leaves((args, kwargs)))
+    input_count = len(tree_leaves((args, kwargs)))
     other = ""
-    if given != len(check.expected):
-        other = f"the program takes {len(check.expected)} inputs, got {given}"
+    if input_count != len(check.expected):
+        other = f"the program takes {len(check.expected)} inputs, got {input_count}"
     try:
         other = other or check.other_size(args, kwargs)
     except UsageError as error:
@@ -143,13 +143,13 @@ def _size(size: int | torch.SymInt) -> int | str | None:
 
 def _bounds(program: ExportedProgram) -> Bounds:
     """The range of each free size."""
-    found: dict[str, tuple[int, float]] = {}
+    ranges: dict[str, tuple[int, float]] = {}
     for symbol, bounds in program.range_constraints.items():
         lower, upper = (int(b) if b.is_Integer else None for b in (bounds.lower, bounds.upper))
         # torch.export takes every free size for 2 or more; its graphs run for 0 and 1, too.
         lower = 0 if lower is None or lower <= _LEAST_FREE else lower
-        found[str(symbol)] = (lower, math.inf if upper is None else upper)
-    return found
+        ranges[str(symbol)] = (lower, math.inf if upper is None else upper)
+    return ranges
 
 
 def _other_sizes(

@@ -274,13 +274,13 @@ class TorchNative(NativeModel):
             )
             parts = store(tensor).items()
             self._stored[key] = {p: register(module, f"{name}{p}", t) for p, t in parts}
-        made: dict[str, FxNode] = {}
+        nodes: dict[str, FxNode] = {}
         with self._fx.inserting_before(source.next):
             for part, name in self._stored[key].items():
                 held = attribute(module, name)
                 fake = source.meta["val"].new_empty(held.shape, dtype=held.dtype)
-                made[part] = _mark(self._fx.get_attr(name), source, fake)
-        return made
+                nodes[part] = _mark(self._fx.get_attr(name), source, fake)
+        return nodes
 
     def round_trip(self, tensor: FxNode, to: Encoding) -> FxNode:
         """``tensor`` encoded with one scale, and decoded to fp32."""
@@ -298,16 +298,16 @@ class TorchNative(NativeModel):
 
         The bias is added behind that. So a result is the value of another node.
         """
-        made: dict[FxNode, tuple[FxNode, FxNode]] = {}
+        codes_and_scales: dict[FxNode, tuple[FxNode, FxNode]] = {}
         for use in edit.uses:
             assert use.node is not None
             read, product = self.read_at(use.node, use.index), self.binding.nodes[use.node]
-            if read not in made:
+            if read not in codes_and_scales:
                 with self._after(read):
-                    made[read] = rounded_rows(self._fx, read, edit.to)
-            _read_instead(product, use.index, made[read][0])
+                    codes_and_scales[read] = rounded_rows(self._fx, read, edit.to)
+            _read_instead(product, use.index, codes_and_scales[read][0])
             (value,) = self.graph.following_outputs(self.graph.nodes[use.node])
-            result = scaled_rows(product, made[read][1])
+            result = scaled_rows(product, codes_and_scales[read][1])
             self.binding.values[value.id] = ValueSource(node=result)
 
     # Adjusted operands.
@@ -334,10 +334,10 @@ class TorchNative(NativeModel):
         key = id(tensor), replace(what, node="", port=0)
         if key not in self._stored:
             array = what.of(as_array(tensor).astype(np.float32, copy=False))
-            made = torch.from_numpy(np.asarray(array)).to(tensor.device)
+            new_tensor = torch.from_numpy(np.asarray(array)).to(tensor.device)
             if isinstance(tensor, torch.nn.Parameter):
-                made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-            self._stored[key] = {"": register(module, f"{source.target}_scaled", made)}
+                new_tensor = torch.nn.Parameter(new_tensor, requires_grad=tensor.requires_grad)
+            self._stored[key] = {"": register(module, f"{source.target}_scaled", new_tensor)}
         with self._fx.inserting_before(source.next):
             copy = self._fx.get_attr(self._stored[key][""])
         _read_instead(node, what.port, _mark(copy, source, source.meta["val"]))
@@ -347,10 +347,10 @@ class TorchNative(NativeModel):
         aten = torch.ops.aten
         op = {"multiply": aten.mul.Tensor, "add": aten.add.Tensor}[kind]
         with self._after(tensor):
-            made = self._fx.create_node(
+            node = self._fx.create_node(
                 "call_function", op, (tensor, float(by)), name=f"{SCALE}_{tensor.name}"
             )
-        return _mark(made, tensor, tensor.meta["val"])
+        return _mark(node, tensor, tensor.meta["val"])
 
     # Copies that round, and are run without the metadata of nodes.
 
@@ -379,14 +379,14 @@ class TorchNative(NativeModel):
             if not operand or not is_number(arg):
                 return arg
             exact = np.float32(arg)
-            found = float(roundmodes.convert(np.asarray(exact), how))
-            return arg if found == float(exact) else found
+            number = float(roundmodes.convert(np.asarray(exact), how))
+            return arg if number == float(exact) else number
 
         _change_arguments(self.binding.nodes[node], converted)
 
     def op(self, kind: str, *inputs: Any, **attributes: Any) -> FxNode:
         """The result of a function of PyTorch's."""
-        options = {_ATTRIBUTES[name]: given for name, given in attributes.items()}
+        options = {_ATTRIBUTES[name]: setting for name, setting in attributes.items()}
         return self.call(_FUNCTIONS[kind], inputs, options)
 
     def switched(self, k: int, on: FxNode, off: FxNode) -> FxNode:
@@ -407,10 +407,10 @@ class TorchNative(NativeModel):
         """Copy the nodes of ``other``, and share its tensors."""
         module, theirs = self.binding.module, other.binding.module
         copied: dict[FxNode, FxNode] = {}
-        given = iter(self._fx.find_nodes(op="placeholder"))
+        placeholders = iter(self._fx.find_nodes(op="placeholder"))
         for node in theirs.graph.nodes:
             if node.op == "placeholder":
-                copied[node] = next(given)
+                copied[node] = next(placeholders)
             elif node.op == "get_attr":
                 held: Any = attribute(theirs, str(node.target))
                 if not isinstance(held, torch.Tensor):
@@ -535,8 +535,8 @@ def converted(
         out = _nearest(x, how.format)
         return _flushed(out, how.format) if how.flush_subnormals else out
     array = x.detach().cpu().numpy()
-    found = np.asarray(roundmodes.convert(array, how, offset=offset, stream=stream))
-    return torch.from_numpy(found.reshape(array.shape)).to(x.device)
+    numbers = np.asarray(roundmodes.convert(array, how, offset=offset, stream=stream))
+    return torch.from_numpy(numbers.reshape(array.shape)).to(x.device)
 
 
 def _nearest(x: torch.Tensor, fmt: Format) -> torch.Tensor:
@@ -562,8 +562,8 @@ def _change_arguments(node: FxNode, change: Callable[..., Any]) -> None:
     ``operand`` is whether a number would be an operand there, and no setting.
     """
     operands, names = scalar_names(node.target), list(named_arguments(node))
-    given = zip(names, node.args, strict=False)
-    node.args = tuple(change(arg, operand=name in operands) for name, arg in given)
+    positional = zip(names, node.args, strict=False)
+    node.args = tuple(change(arg, operand=name in operands) for name, arg in positional)
     node.kwargs = {n: change(arg, operand=n in operands) for n, arg in node.kwargs.items()}
 
 

@@ -77,19 +77,19 @@ def first_order(
     together = [outputs] if len(outputs) > _EACH else [[y] for y in outputs]
     groups = {fmt: _shared(captured.graph, where) for fmt, where in points.items()}
     rounded: list[Places] = [(place,) for place in read]
-    rounded += dict.fromkeys(some for of in groups.values() for found in of for some in found)
+    rounded += dict.fromkeys(some for of in groups.values() for unit in of for some in unit)
     errors: dict[Format, dict[Places, float]] = {fmt: {} for fmt in points}
     for done, some in enumerate(together):
         progress("sensitivity", done, len(together))
-        for fmt, found in _squared_errors(some, read, rounded, [*points], draws).items():
+        for fmt, squares in _squared_errors(some, read, rounded, [*points], draws).items():
             worst = errors[fmt]
-            worst |= {places: max(e, worst.get(places, 0.0)) for places, e in found.items()}
+            worst |= {places: max(e, worst.get(places, 0.0)) for places, e in squares.items()}
     return {
         fmt: Sensitivity(
             values=np.array([_sum(errors[fmt], p.places) for p in where.points]),
             weights=np.array([_sum(errors[fmt], places) for places in _constants(where)]),
             shared=np.array(
-                [sum(_common(errors[fmt], some) for some in found) for found in groups[fmt]]
+                [sum(_common(errors[fmt], some) for some in unit) for unit in groups[fmt]]
             ),
         )
         for fmt, where in points.items()
@@ -107,14 +107,14 @@ def _pieces(y: torch.Tensor, axis: int | None) -> list[torch.Tensor]:
 
 def _shared(graph: Graph, points: RoundingPoints) -> list[list[Places]]:
     """For each unit whose rounded result has several readers, the places by value read."""
-    found: list[list[Places]] = []
+    units: list[list[Places]] = []
     for _, numbers in points.shared:
         by_value: dict[int, list[Place]] = {}
         for number in numbers:
             for place in points.points[number].places:
                 by_value.setdefault(_read(graph, place), []).append(place)
-        found.append([tuple(places) for places in by_value.values()])
-    return found
+        units.append([tuple(places) for places in by_value.values()])
+    return units
 
 
 def _common(errors: Mapping[Places, float], places: Places) -> float:
@@ -152,7 +152,7 @@ def _tapped(
         return seen[place]
 
     of_all = [[*(p.places for p in where.points), *_constants(where)] for where in points]
-    for place in dict.fromkeys(place for found in of_all for some in found for place in some):
+    for place in dict.fromkeys(place for group in of_all for some in group for place in some):
         node, index = place
         value = _read(graph, place)
         read = copy.tensor(value) if node is None else copy.read_at(node, index)
@@ -188,17 +188,17 @@ def _squared_errors(
         )
         by_place = dict(zip(tensors, gradients, strict=True))
         for places in rounded:
-            found = [g for place in places if (g := by_place[place]) is not None]
-            if not found:
+            terms = [g for place in places if (g := by_place[place]) is not None]
+            if not terms:
                 continue
             x = tensors[places[0]]
             for fmt in formats:
                 with torch.no_grad():
-                    moved = (sum(found) * (converted(x, Rounder(format=fmt)) - x)) ** 2
+                    moved = (sum(terms) * (converted(x, Rounder(format=fmt)) - x)) ** 2
                 totals[fmt][places] += float(moved.sum()) / draws
     return {
-        fmt: {k: min(t, _WORST) if np.isfinite(t) else _WORST for k, t in found.items()}
-        for fmt, found in totals.items()
+        fmt: {k: min(t, _WORST) if np.isfinite(t) else _WORST for k, t in errors.items()}
+        for fmt, errors in totals.items()
     }
 
 

@@ -72,11 +72,11 @@ class FxBinding:
 
     def on(self, copy: GraphModule) -> FxBinding:
         """What the ids stand for in a copy of the module, whose nodes have the same names."""
-        found = {node.name: node for node in copy.graph.nodes}
+        copies = {node.name: node for node in copy.graph.nodes}
         return FxBinding(
             module=copy,
-            nodes=[found[node.name] for node in self.nodes],
-            values=[ValueSource(node=found[s.node.name], index=s.index) for s in self.values],
+            nodes=[copies[node.name] for node in self.nodes],
+            values=[ValueSource(node=copies[s.node.name], index=s.index) for s in self.values],
         )
 
 
@@ -106,22 +106,22 @@ def read(
 def value_ids(binding: FxBinding) -> dict[FxNode, int]:
     """Value ids by FX node; those of a tuple's elements by their ``getitem`` nodes."""
     ids = {(s.node, s.index): number for number, s in enumerate(binding.values)}
-    found = {node: number for (node, index), number in ids.items() if index is None}
+    ids_by_node = {node: number for (node, index), number in ids.items() if index is None}
     for node in binding.module.graph.find_nodes(op="call_function", target=operator.getitem):
         key = cast("tuple[FxNode, int]", node.args)
         if key in ids:
-            found[node] = ids[key]
-    return found
+            ids_by_node[node] = ids[key]
+    return ids_by_node
 
 
 def hinted_shapes(binding: FxBinding) -> dict[int, tuple[int, ...]]:
     """Shapes by value id; symbolic dimensions have their sizes in the example inputs."""
-    found: dict[int, tuple[int, ...]] = {}
+    shapes: dict[int, tuple[int, ...]] = {}
     for number, source in enumerate(binding.values):
         val = source.node.meta["val"]
         tensor = val if source.index is None else val[source.index]
-        found[number] = tuple(hint(d) for d in tensor.shape)
-    return found
+        shapes[number] = tuple(hint(d) for d in tensor.shape)
+    return shapes
 
 
 def hint(extent: int | torch.SymInt) -> int:
@@ -145,9 +145,9 @@ def device_kind(module: GraphModule) -> str:
 
 def tensor_inputs(node: FxNode) -> tuple[FxNode, ...]:
     """The FX nodes that ``node`` reads, one for each port: in order, with repetitions."""
-    found: list[FxNode] = []
-    map_arg((node.args, node.kwargs), lambda n: found.append(n))
-    return tuple(found)
+    sources: list[FxNode] = []
+    map_arg((node.args, node.kwargs), lambda n: sources.append(n))
+    return tuple(sources)
 
 
 _NO_MODULE: Final = "_empty_nn_module_stack_from_metadata_hook"
@@ -200,10 +200,10 @@ class _Reader:
             into.add(self._value(node, None))
 
     def _value(self, node: FxNode, index: int | None) -> int:
-        found = self.builder.value((node, index))
-        if found == len(self.binding.values):
+        value_id = self.builder.value((node, index))
+        if value_id == len(self.binding.values):
             self.binding.values.append(ValueSource(node=node, index=index))
-        return found
+        return value_id
 
     def _all(self, node: FxNode) -> list[int]:
         """Ids of the tensors that ``node`` stands for: one, or each of its tuple."""
@@ -212,8 +212,8 @@ class _Reader:
             keys = [cast("tuple[FxNode, int]", node.args)]
         elif isinstance(node.meta.get("val"), tuple | list):
             keys = [(node, index) for index in range(len(node.meta["val"]))]
-        found = (self.builder.known(key) for key in keys)
-        return [index for index in found if index is not None]
+        ids = (self.builder.known(key) for key in keys)
+        return [index for index in ids if index is not None]
 
     def _call(self, node: FxNode) -> None:
         if node.target is operator.getitem:
@@ -249,16 +249,16 @@ class _Reader:
         )
 
     def _one(self, node: FxNode) -> int | None:
-        found = self._all(node)
-        return found[0] if len(found) == 1 else None
+        ids = self._all(node)
+        return ids[0] if len(ids) == 1 else None
 
     def _outputs(self, node: FxNode) -> Iterator[int | None]:
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor):
             yield self._value(node, None)
         elif isinstance(val, tuple | list):
-            for index, one in enumerate(val):
-                yield self._value(node, index) if isinstance(one, torch.Tensor) else None
+            for index, tensor in enumerate(val):
+                yield self._value(node, index) if isinstance(tensor, torch.Tensor) else None
 
     def _format(
         self, node: FxNode, inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]
@@ -308,8 +308,8 @@ class _Reader:
     def _tensor(self, value_id: int) -> torch.Tensor:
         source = self.binding.values[value_id]
         val = source.node.meta["val"]
-        found: torch.Tensor = val if source.index is None else val[source.index]
-        return found
+        tensor: torch.Tensor = val if source.index is None else val[source.index]
+        return tensor
 
     def finish(self, inputs: Sequence[str], outputs: Sequence[str], weights: bytes) -> Graph:
         values: list[Value] = []
@@ -336,21 +336,21 @@ class _Reader:
         """Names by value id of the inputs, and of the outputs that are computed."""
         graph = self.module.graph
         (end,) = graph.find_nodes(op="output")
-        taken, given = graph.find_nodes(op="placeholder"), tree_leaves(end.args[0])
-        found: dict[int, str] = {}
-        for nodes, names in ((given, outputs), (taken, inputs)):
+        taken, output_nodes = graph.find_nodes(op="placeholder"), tree_leaves(end.args[0])
+        names_by_value: dict[int, str] = {}
+        for nodes, names in ((output_nodes, outputs), (taken, inputs)):
             if len(nodes) == len(names):
                 pairs = zip(nodes, names, strict=True)
-                found |= {i: n for node, n in pairs for i in self._port(node)}
-        return found
+                names_by_value |= {i: n for node, n in pairs for i in self._port(node)}
+        return names_by_value
 
     def _port(self, node: object) -> list[int]:
         """The id of the one tensor that is an input, or an output that is computed."""
         ids = self._all(node) if isinstance(node, FxNode) else []
-        one = len(ids) == 1 and (
+        is_port = len(ids) == 1 and (
             ids[0] in self.inputs or self.builder.producer(ids[0]) is not None
         )
-        return ids if one else []
+        return ids if is_port else []
 
     def _digest(self, weights: bytes) -> str:
         text = hashlib.sha256(weights)
@@ -378,8 +378,8 @@ def attribute(module: torch.nn.Module, path: str) -> torch.Tensor:
     *parents, last = path.split(".")
     for part in parents:
         module = getattr(module, part)
-    found: torch.Tensor = getattr(module, last)
-    return found
+    tensor: torch.Tensor = getattr(module, last)
+    return tensor
 
 
 def forget_unused(module: GraphModule) -> None:
@@ -524,9 +524,9 @@ def _called(module: GraphModule, node: FxNode) -> Iterator[GraphModule]:
     """The graphs among what ``node`` is called with."""
     for arg in node.all_input_nodes:
         if arg.op == "get_attr" and "." not in str(arg.target):
-            found = getattr(module, str(arg.target), None)
-            if isinstance(found, GraphModule):
-                yield found
+            body = getattr(module, str(arg.target), None)
+            if isinstance(body, GraphModule):
+                yield body
 
 
 @contextmanager

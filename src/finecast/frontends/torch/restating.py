@@ -213,14 +213,14 @@ def _operands(node: FxNode) -> tuple[FxNode, FxNode, FxNode | None] | None:
     names = _PRODUCTS.get(node.target) if node.op == "call_function" else None
     if names is None:
         return None
-    given = named_arguments(node)
-    value, weights, added = (given.get(name) for name in names)
+    arguments = named_arguments(node)
+    value, weights, added = (arguments.get(name) for name in names)
     if not _is_float(value) or value.op == "get_attr":
         return None
     if not _is_float(weights) or weights.op != "get_attr" or weights.meta["val"].ndim != 2:
         return None
     fits = added is None or added.meta["val"].shape == weights.meta["val"].shape[1:]
-    plain = all(given.get(factor, 1) == 1 for factor in _FACTORS)
+    plain = all(arguments.get(factor, 1) == 1 for factor in _FACTORS)
     return (value, weights, added) if fits and plain else None
 
 
@@ -306,12 +306,12 @@ def conversion(node: FxNode) -> torch.dtype | None:
     """The float type that a plain conversion gives; None for any other node."""
     native = native_name(node)
     if native == "prims::convert_element_type":
-        found = node.args[1]
+        dtype = node.args[1]
     elif native == "aten::_to_copy" and {k for k, v in node.kwargs.items() if v} == {"dtype"}:
-        found = node.kwargs["dtype"]
+        dtype = node.kwargs["dtype"]
     else:
         return None
-    return found if isinstance(found, torch.dtype) and _dtype(node) in _FORMATS else None
+    return dtype if isinstance(dtype, torch.dtype) and _dtype(node) in _FORMATS else None
 
 
 def _narrowest(source: FxNode) -> FxNode:
