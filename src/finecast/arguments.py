@@ -110,16 +110,16 @@ def group_of(group: type[G], options: Mapping[str, Any], **named: Any) -> G:
         for keyword in option.keywords or (name,):
             if options.get(keyword) is not None:
                 values[name] = options[keyword]
-    for field, given in named.items():
-        if not isinstance(given, group):
-            values |= {} if given is None else {field: given}
+    for field, argument in named.items():
+        if not isinstance(argument, group):
+            values |= {} if argument is None else {field: argument}
             continue
         for name, value in values.items():
             if value != default_of(group, name):
                 raise UsageError(
                     f"{name} is given beside {group.__name__}", fix=f"set its {name}"
                 )
-        return given
+        return argument
     return group(**values)
 
 

@@ -149,11 +149,11 @@ def share_of(
     text = given.strip() if isinstance(given, str) else f"{float(given):g}"
     try:
         number, of = (text[:-1], 100) if text.endswith("%") else (given, 1)
-        found = float(number) / of
+        share = float(number) / of
     except ValueError:
-        found = math.nan
-    if 0 <= found <= most and found < math.inf:
-        return found
+        share = math.nan
+    if 0 <= share <= most and share < math.inf:
+        return share
     raise UsageError(
         f"{text!r} is no share", where=where, fix=f"give {example:g} or {100 * example:g}%"
     )
@@ -178,15 +178,15 @@ def assignments(
     """
     if isinstance(given, Mapping):
         return dict(given)
-    found: dict[str, T] = {}
+    values: dict[str, T] = {}
     for text in given or ():
         name, equals, value = text.partition("=") if at_first else text.rpartition("=")
         with suppress(ValueError):
             if equals and name.strip():
-                found[name.strip()] = read(value.strip())
+                values[name.strip()] = read(value.strip())
                 continue
         raise UsageError(f"{text!r} is not {form}", where=where, fix=fix)
-    return found
+    return values
 
 
 def unknown_name(
@@ -227,8 +227,8 @@ def close_names(name: str, known: Collection[str]) -> list[str]:
     within = [one for one in folded if wanted and wanted in one]
     started = [one for one in within if one.startswith(wanted)]
     alike = difflib.get_close_matches(wanted, folded, _MOST_OFFERED, _ALIKE)
-    found = [*dict.fromkeys((*started, *alike))] or within
-    return [folded[one] for one in found[:_MOST_OFFERED]]
+    matches = [*dict.fromkeys((*started, *alike))] or within
+    return [folded[one] for one in matches[:_MOST_OFFERED]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,12 +265,12 @@ class Option:
 
         Its type is that of the default value, as type checkers see fields.
         """
-        made: Any
+        dataclass_field: Any
         if isinstance(default, dict):
-            made = field(default_factory=dict, metadata={_OPTION: self})
+            dataclass_field = field(default_factory=dict, metadata={_OPTION: self})
         else:
-            made = field(default=default, metadata={_OPTION: self})
-        return made
+            dataclass_field = field(default=default, metadata={_OPTION: self})
+        return dataclass_field
 
     @property
     def expected(self) -> tuple[Any, str]:
@@ -295,8 +295,12 @@ def options_of(group: type) -> dict[str, Option]:
 
 def default_of(group: type, name: str) -> Any:
     """The default value of a dataclass's field; ``dataclasses.MISSING`` if it has none."""
-    (found,) = (f for f in fields(group) if f.name == name)
-    return found.default if found.default_factory is MISSING else found.default_factory()
+    (own_field,) = (f for f in fields(group) if f.name == name)
+    return (
+        own_field.default
+        if own_field.default_factory is MISSING
+        else own_field.default_factory()
+    )
 
 
 def path_of(given: str | Path | None) -> Path | None:
@@ -311,12 +315,12 @@ def convert_options(made: Any) -> None:
         UsageError: If a number is below the least that it may be.
     """
     for name, option in options_of(type(made)).items():
-        given = getattr(made, name)
+        value = getattr(made, name)
         if option.convert is not None:
-            object.__setattr__(made, name, option.convert(given))
-        if given is not None and option.least is not None and not given >= option.least:
+            object.__setattr__(made, name, option.convert(value))
+        if value is not None and option.least is not None and not value >= option.least:
             raise UsageError(
-                f"{given} is less than {option.least:g}, the least that it may be",
+                f"{value} is less than {option.least:g}, the least that it may be",
                 where=option.flags[0] if option.flags else f"--{name.replace('_', '-')}",
                 fix=f"give {option.least:g} or more",
             )

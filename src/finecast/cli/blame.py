@@ -59,17 +59,17 @@ def run(
     if target is not None or given_in(casting, *device):
         emulation, _, notes = emulated(casting.request(target), device)
         warn(*notes)
-    given = [one for one in (low, plan, emulation) if one is not None]
-    if len(given) != 1:
+    low_models = [one for one in (low, plan, emulation) if one is not None]
+    if len(low_models) != 1:
         raise UsageError(
-            "there is more than one low model" if given else "there is no low model",
+            "there is more than one low model" if low_models else "there is no low model",
             where="LOW",
             fix="give LOW, or --plan, or --target with --auto-cast",
         )
     with shown("comparing") as bar:
-        found = api.blame(
+        report = api.blame(
             model,
-            given[0],
+            low_models[0],
             data=data,
             engine=running.engine,
             criterion=kept,
@@ -80,7 +80,7 @@ def run(
             trust=how.trust,
             progress=bar,
         )
-    warn(*found.warnings)
-    write_report(found, found.by_op(ops), as_json=as_json)
-    if not found.passed:
+    warn(*report.warnings)
+    write_report(report, report.by_op(ops), as_json=as_json)
+    if not report.passed:
         raise typer.Exit(ExitCode.NOT_IMPROVED)

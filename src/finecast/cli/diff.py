@@ -39,5 +39,5 @@ def run(
     from finecast import api
 
     with shown("comparing"):
-        found = api.diff(before, after, trust=how.trust)
-    write_report(found, *([found.each] if every else ()), as_json=as_json)
+        report = api.diff(before, after, trust=how.trust)
+    write_report(report, *([report.each] if every else ()), as_json=as_json)

@@ -45,7 +45,7 @@ def run(
     emulation, options, notes = emulated(casting.request(target), device)
     warn(*notes)
     with shown("emulating") as bar:
-        found = api.emulate(model, emulation, data=data, progress=bar, trust=how.trust)
-    report = replace(found, options=options)
+        report = api.emulate(model, emulation, data=data, progress=bar, trust=how.trust)
+    report = replace(report, options=options)
     warn(*report.warnings)
     write_report(report, report.by_op(ops), as_json=as_json)

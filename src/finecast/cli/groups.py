@@ -95,23 +95,25 @@ def expanded(run: Callable[..., Any], verb: str = "") -> Callable[..., Any]:
     parameters: list[inspect.Parameter] = []
     groups: dict[str, _Group] = {}
     added: dict[str, list[_Group]] = {}
-    for name, given in inspect.signature(run).parameters.items():
+    for name, parameter in inspect.signature(run).parameters.items():
         if any(isinstance(mark, FromPlugins) for mark in get_args(hints[name])):
             added[name] = [_Group(made=kind, only=Only()) for kind in option_groups(verb)]
             parameters += [p for group in added[name] for p in group.parameters()]
             continue
         group = _Group.of(hints[name])
         if group is None:
-            parameters.append(given.replace(annotation=hints[name], kind=_KEYWORD))
+            parameters.append(parameter.replace(annotation=hints[name], kind=_KEYWORD))
             continue
         groups[name] = group
         parameters += group.parameters()
 
     @functools.wraps(run)
     def call(**given: Any) -> Any:
-        made: dict[str, Any] = {name: g.make(given) for name, g in groups.items()}
-        made |= {name: [g.make(given) for g in several] for name, several in added.items()}
-        return run(**given, **made)
+        instances: dict[str, Any] = {name: g.make(given) for name, g in groups.items()}
+        instances |= {
+            name: [g.make(given) for g in several] for name, several in added.items()
+        }
+        return run(**given, **instances)
 
     call.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
     call.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -125,11 +125,11 @@ def user_rules(rules: RunOptions) -> dict[str, UserRule]:
     """
     files = rule_files(rules)
     names = Counter(file.name for file in dict.fromkeys(files))
-    found: dict[str, UserRule] = {}
+    rules_by_label: dict[str, UserRule] = {}
     for file in files:
         label = file.name if names[file.name] == 1 else str(file)
-        found |= {f"{label}:{name}": rule for name, rule in _rules_in(file)}
-    return found
+        rules_by_label |= {f"{label}:{name}": rule for name, rule in _rules_in(file)}
+    return rules_by_label
 
 
 Target = Annotated[
@@ -152,11 +152,11 @@ def _rules_in(file: Path) -> list[tuple[str, UserRule]]:
     from finecast.errors import UsageError
 
     names: dict[str, Any] = vars(load_module(file))
-    found = [(n, f) for n, f in names.items() if n.startswith("rule") and callable(f)]
-    if not found:
+    functions = [(n, f) for n, f in names.items() if n.startswith("rule") and callable(f)]
+    if not functions:
         raise UsageError(
             "the file has no function whose name starts with 'rule'",
             where=str(file),
             fix="write def rule(node): return 'fp32' or None",
         )
-    return cast("list[tuple[str, UserRule]]", found)
+    return cast("list[tuple[str, UserRule]]", functions)

@@ -28,18 +28,19 @@ def run(
 
     path = prices.default_path()
     warn(*prices.misplaced(), *prices.remove_damaged(path))
-    found = [] if path is None else prices.machines(path)
+    machines = [] if path is None else prices.machines(path)
     forgotten = prices.clear(path) if clear and path is not None else 0
     rows = [
-        (one, datetime.fromtimestamp(one.used_s, UTC).strftime("%Y-%m-%d")) for one in found
+        (machine, datetime.fromtimestamp(machine.used_s, UTC).strftime("%Y-%m-%d"))
+        for machine in machines
     ]
     if as_json:
         write_json(
             {
                 "path": None if path is None else str(path),
                 "machines": [
-                    {"machine": one.label, "prices": one.prices, "last_used": day}
-                    for one, day in rows
+                    {"machine": machine.label, "prices": machine.prices, "last_used": day}
+                    for machine, day in rows
                 ],
                 "forgotten": forgotten,
             }
@@ -51,8 +52,8 @@ def run(
     table = new_table(
         str(path), ("machine and engine", "last used"), ("kernels",), fold="machine and engine"
     )
-    for one, day in rows:
-        add_row(table, one.label, day, str(one.prices))
+    for machine, day in rows:
+        add_row(table, machine.label, day, str(machine.prices))
     write_table(table)
     if clear:
         write_line(f"forgotten: {number_of(forgotten, 'time')} of kernels")

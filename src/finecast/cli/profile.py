@@ -52,9 +52,9 @@ def run(
     """
     from finecast import api
 
-    with shown("profiling") as report:
-        found = api.profile(
-            models, data=data, engine=engine, rounds=rounds, progress=report, trust=trust
+    with shown("profiling") as bar:
+        report = api.profile(
+            models, data=data, engine=engine, rounds=rounds, progress=bar, trust=trust
         )
-    warn(*found.warnings)
-    write_report(found, as_json=as_json)
+    warn(*report.warnings)
+    write_report(report, as_json=as_json)

@@ -35,9 +35,9 @@ def run(
     from finecast import api
 
     with shown("verifying"):
-        found = api.verify(
+        report = api.verify(
             model, lock=options.lock, settings=options.settings, strict=options.strict
         )
-    write_report(found, as_json=as_json)
-    if not found.holds:
+    write_report(report, as_json=as_json)
+    if not report.holds:
         raise typer.Exit(ExitCode.NOT_IMPROVED)

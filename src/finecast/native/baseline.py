@@ -93,15 +93,15 @@ def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Output
     except EngineError:
         return ""  # it does not run there, so that there is no second opinion
     wrong: dict[str, tuple[Deviation, float]] = {}
-    for name, found in apart.items():
+    for name, difference in apart.items():
         noise = deviation(again[name], wanted[name])
         hinges = ids.get(name) in bounds.decided - bounds.stepped
         if noise.counted and hinges and noise.as_numbers > LIMIT:
             continue  # fp32 does not determine which integers these are
         size = noise.beyond_step if noise.counted else noise.relative
         limit = LIMIT if noise.counted and hinges else max(_LIMIT, ENGINE_FACTOR * size)
-        if bounds.is_beyond(ids.get(name), found, limit):
-            wrong[name] = found, limit
+        if bounds.is_beyond(ids.get(name), difference, limit):
+            wrong[name] = difference, limit
     return _text(second, feeds, wrong) if wrong else ""
 
 
@@ -118,15 +118,15 @@ def _text(
     engines = (second.engine, second.other)
     engine, other = (one.name for one in engines)
     shown: list[str] = []
-    for name, (found, limit) in [*wrong.items()][:_MOST_TOLD]:
-        what = f"by a relative {found.relative:.3g}"
-        if found.counted:
-            what = f"in {100 * found.relative:.3g}% of its elements"
-        if not found.comparable:
+    for name, (difference, limit) in [*wrong.items()][:_MOST_TOLD]:
+        what = f"by a relative {difference.relative:.3g}"
+        if difference.counted:
+            what = f"in {100 * difference.relative:.3g}% of its elements"
+        if not difference.comparable:
             what = "in its shape"
-        elif found.nonfinite:
+        elif difference.nonfinite:
             what = "by NaN or Inf"
-        searched = found.comparable
+        searched = difference.comparable
         first = _first_op(second.source, engines, feeds, name, limit) if searched else ""
         shown.append(f"output {name!r} differs {what}{first}")
     texts = "; ".join((*shown, *left_out(len(wrong), _MOST_TOLD, " outputs differ")))
@@ -161,5 +161,7 @@ def _first_op(
     if node is None:
         return ""
     known = [f for e in engines if (f := fault_of_integers(e.name, prepared.graph, node))]
-    told = "".join(f": {f.engine} is wrong there, by a known fault ({f.name})" for f in known)
-    return f", first at {node.name!r} ({node.native}){told}"
+    fault_text = "".join(
+        f": {f.engine} is wrong there, by a known fault ({f.name})" for f in known
+    )
+    return f", first at {node.name!r} ({node.native}){fault_text}"

@@ -98,18 +98,18 @@ class Census(Report):
         """The model's size, its classes of ops, notes, and how many values are at risk."""
         opset = f"opset {self.opset}, " if self.opset else ""
         size = f"{self.parameters:,} parameters, {self.size_bytes / 1e6:.2f} MB"
-        found = [f"{self.name}: {opset}{number_of(self.nodes, 'node')}, {size}"]
+        lines = [f"{self.name}: {opset}{number_of(self.nodes, 'node')}, {size}"]
         for row in self.classes:
             work = _number(row.flops, row.uncounted)
-            found.append(
+            lines.append(
                 f"{row.kind}: {_counts(row.ops)}" + (f"; {work} MFLOP" if work else "")
             )
-        found += self._notes
+        lines += self._notes
         if self.warnings:
-            found.append(
+            lines.append(
                 f"{number_of(len(self.warnings), 'value')} that {self._low} cannot hold"
             )
-        return found
+        return lines
 
     @property
     def tables(self) -> Sequence[TextTable]:
@@ -295,23 +295,23 @@ def _repeated(graph: Graph) -> set[int]:
             own = {region for region in waiting if region > node.region}
             parents |= dict.fromkeys(own, node)
             waiting -= own
-    found: set[int] = set()
+    repeated_regions: set[int] = set()
     for region in sorted(parents):  # enclosing regions have lower numbers
-        if parents[region].op in _LOOPS or parents[region].region in found:
-            found.add(region)
-    return found
+        if parents[region].op in _LOOPS or parents[region].region in repeated_regions:
+            repeated_regions.add(region)
+    return repeated_regions
 
 
 def risks(graph: Graph, facts: Facts, low: Format) -> tuple[Risk, ...]:
     """What ``low`` cannot hold: constants, then values that overflow, vanish, or are NaN."""
-    found = [r for v in graph.values if (r := _constant_risk(graph, v, low)) is not None]
+    value_risks = [r for v in graph.values if (r := _constant_risk(graph, v, low)) is not None]
     for index, seen in facts.items():
         value = graph.values[index]
         node = graph.nodes[value.producer].name if value.producer is not None else "input"
         text = _risk(graph, value, seen, low)
         if text:
-            found.append(Risk(value=value.name, node=node, text=text))
-    return tuple(found)
+            value_risks.append(Risk(value=value.name, node=node, text=text))
+    return tuple(value_risks)
 
 
 def _risk(graph: Graph, value: Value, seen: ValueFacts, low: Format) -> str:
@@ -351,11 +351,11 @@ def _constant_risk(graph: Graph, value: Value, low: Format) -> Risk | None:
 
 def notes(graph: Graph, facts: Facts) -> dict[str, str]:
     """Notes beside the table of classes: unknown ops, the first op that gives NaN or Inf."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     unknown = Counter(n.native for n in graph.nodes if n.op == "unknown")
     if unknown:
-        found["not known here, type kept"] = ", ".join(f"{k} {n}" for k, n in unknown.items())
+        texts["not known here, type kept"] = ", ".join(f"{k} {n}" for k, n in unknown.items())
     first = first_nonfinite(graph, dict(facts))
     if first is not None:
-        found["first op to give NaN or Inf in fp32"] = first
-    return found
+        texts["first op to give NaN or Inf in fp32"] = first
+    return texts

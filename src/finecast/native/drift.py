@@ -120,9 +120,9 @@ class Verification(Report):
     def tables(self) -> Sequence[TextTable]:
         """A row for each check, and for each of its differences."""
         rows = [
-            ("" if number else one.name, "" if number else one.state.value, text)
-            for one in self.checks
-            for number, text in enumerate(one.texts)
+            ("" if number else check.name, "" if number else check.state.value, text)
+            for check in self.checks
+            for number, text in enumerate(check.texts)
         ]
         left = ("check", "state", "found")
         return [TextTable(left=left, rows=rows, fold=("found",))]
@@ -145,7 +145,7 @@ class Verification(Report):
 
 def _settings(given: Mapping[str, str] | Sequence[str] | None) -> Mapping[str, str]:
     """Settings by name, also of ``NAME=VALUE`` texts."""
-    found = assignments(
+    settings = assignments(
         given,
         str,
         where="--set",
@@ -153,7 +153,7 @@ def _settings(given: Mapping[str, str] | Sequence[str] | None) -> Mapping[str, s
         fix="write INFERENCE_PRECISION_HINT=bf16",
         at_first=True,
     )
-    return {name: str(value) for name, value in found.items()}
+    return {name: str(value) for name, value in settings.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,7 @@ def verify(
             where=str(model),
             fix="name the model; --lock names a lock that is not beside it",
         )
-    given = opened(model)
+    opened_model = opened(model)
     path = options.lock or lock_beside(model)
     lock = Lock.load(path)
     locked = lock.observed.runner
@@ -223,10 +223,10 @@ def verify(
     runner = Runner.of(locked.name, throughput=locked.throughput)
     deviations = {} if lock.samples is None else lock.samples.deviations(session)
     if deployed is not None:  # it draws anew: what finecast loads draws the same each time
-        drawn = behind_draws(given.read_graph())
-        deviations = {n: found for n, found in deviations.items() if n not in drawn}
+        drawn = behind_draws(opened_model.read_graph())
+        deviations = {n: deviation for n, deviation in deviations.items() if n not in drawn}
     call = None if lock.samples is None else feeds_for(session, lock.samples.calls[0])
-    look = partial(observed, given.digest, runner, session, call)
+    look = partial(observed, opened_model.digest, runner, session, call)
     return compared(
         lock, look, deviations, strict=options.strict, names=(str(model), str(path))
     )
@@ -280,8 +280,8 @@ def compared(
 def _equal(name: str, was: str, now: str, text: str) -> Check:
     if was == now:
         return Check(name=name, state=State.HOLDS, texts=(text,))
-    found = f"another one: {now} in place of {was}"
-    return Check(name=name, state=State.DRIFTED, texts=(found,))
+    change = f"another one: {now} in place of {was}"
+    return Check(name=name, state=State.DRIFTED, texts=(change,))
 
 
 def _engine(was: Runner, now: Runner) -> Check:
@@ -299,27 +299,27 @@ def _machine(was: Observed, now: Observed) -> Check:
     more = [one for one in after.instruction_sets if one not in before.instruction_sets]
     drifted = [f"without {', '.join(missing)}"] if missing else []
     drifted += [f"with {', '.join(more)}, too"] if more else []
-    told = [f"{after.cpu} in place of {before.cpu}"] if before.cpu != after.cpu else []
+    notes = [f"{after.cpu} in place of {before.cpu}"] if before.cpu != after.cpu else []
     if before.cores != after.cores:
-        told.append(f"{after.cores} cores in place of {before.cores}")
-    texts = (*drifted, *told) or (", ".join(after.instruction_sets) or after.cpu,)
-    state = State.DRIFTED if drifted else State.TOLD if told else State.HOLDS
+        notes.append(f"{after.cores} cores in place of {before.cores}")
+    texts = (*drifted, *notes) or (", ".join(after.instruction_sets) or after.cpu,)
+    state = State.DRIFTED if drifted else State.TOLD if notes else State.HOLDS
     return Check(name="instruction sets", state=state, texts=texts)
 
 
 def _stated(was: Mapping[str, str], now: Mapping[str, str]) -> Check:
     drifted: list[str] = []
-    told: list[str] = []
+    notes: list[str] = []
     if was.keys() - _PROCESS and not now.keys() - _PROCESS:
-        told.append("what is deployed does not tell its settings")
+        notes.append("what is deployed does not tell its settings")
         was = {name: value for name, value in was.items() if name in _PROCESS}
     for name in dict.fromkeys((*was, *now)):
         before, after = was.get(name), now.get(name)
         if before != after:
             text = f"{name} is {after or 'not set'}, and was {before or 'not set'}"
-            (told if name in OF_SPEED else drifted).append(text)
-    state = State.DRIFTED if drifted else State.TOLD if told else State.HOLDS
-    texts = (*drifted, *told) or (f"{number_of(len(now), 'setting')} as locked",)
+            (notes if name in OF_SPEED else drifted).append(text)
+    state = State.DRIFTED if drifted else State.TOLD if notes else State.HOLDS
+    texts = (*drifted, *notes) or (f"{number_of(len(now), 'setting')} as locked",)
     return Check(name="settings", state=state, texts=texts)
 
 
@@ -362,8 +362,8 @@ def _numbers(lock: Lock, deviations: Mapping[str, float]) -> Check:
         return Check(name="numbers", state=State.TOLD, texts=(text,))
     allowed = lock.samples.tolerances
     unbounded = [n for n in deviations if allowed.get(n, 0.0) == math.inf]
-    deviations = {n: found for n, found in deviations.items() if n not in unbounded}
-    beyond = [n for n, found in deviations.items() if not found <= allowed.get(n, 0.0)]
+    deviations = {n: deviation for n, deviation in deviations.items() if n not in unbounded}
+    beyond = [n for n, deviation in deviations.items() if not deviation <= allowed.get(n, 0.0)]
     worst = max(deviations, key=lambda n: deviations[n] - allowed.get(n, 0.0), default=None)
     if unbounded and not beyond:
         text = f"the lock has no tolerance for {listed(unbounded, _MOST_CHANGES)}"

@@ -180,11 +180,11 @@ class EngineSubject(Subject):
             return self.fitted(make_planner(model, policy, self.engine, how), workload)
 
         own = Judged(prepared=prepared, facts=facts, planner=judge(prepared, facts))
-        found = range_scaled(own, judge)
+        judgement = range_scaled(own, judge)
         return self.judged(
-            prepared=found.prepared,
-            facts=found.facts,
-            planner=found.planner,
+            prepared=judgement.prepared,
+            facts=judgement.facts,
+            planner=judgement.planner,
             workload=workload,
             progress=progress,
         )
@@ -338,15 +338,15 @@ class EngineSubject(Subject):
         share = max(1, math.ceil(_REQUESTS_A_STREAM * anchor.requests / len(timing)))
         load = list(timing) * share
         calls: dict[str, Callable[[], object]] = {}
-        for name, one in built.items():
+        for name, build in built.items():
             try:
-                if isinstance(one, Hinted):
-                    streams = engine.load_streams(self.model.loadable, one.format)
+                if isinstance(build, Hinted):
+                    streams = engine.load_streams(self.model.loadable, build.format)
                 else:
-                    streams = from_memory(one.model, engine.load_streams)
+                    streams = from_memory(build.model, engine.load_streams)
                 calls[name] = partial(streams.serve, load)
             except EngineError as error:
-                self.tell(one.dropped(error))
+                self.tell(build.dropped(error))
         race = Race.of(partial(anchor.serve, load), calls, effort, share=share)
         self.tell(*(built[name].dropped(error) for name, error in race.failed.items()))
         return race
@@ -424,13 +424,13 @@ class EngineExamined(Examined):
         minor = [fmt for fmt in times.points if self._is_minor(fmt, lost, times.errors)]
         even = {fmt: Sensitivity.even(times.points[fmt], times.errors[fmt]) for fmt in minor}
         single = {fmt: at for fmt, at in times.points.items() if fmt not in even}
-        found = self._known_errors(replace(times, points=single), exact)
-        for fmt, one in found.items():
+        sensitivities = self._known_errors(replace(times, points=single), exact)
+        for fmt, sensitivity in sensitivities.items():
             error = math.sqrt(times.errors.get(fmt, 0.0))
             # Which numbers overflow depends on the samples: Inf tells nothing.
-            if one.known and excused(math.sqrt(one.total)) < error < math.inf:
+            if sensitivity.known and excused(math.sqrt(sensitivity.total)) < error < math.inf:
                 self._check_computed(fmt)
-        return times.analysis(self.prepared, self.planner, {**even, **found})
+        return times.analysis(self.prepared, self.planner, {**even, **sensitivities})
 
     def _check_computed(self, fmt: Format) -> None:
         """Raise WrongNumbersError, which names the op, if the engine computes one wrongly.
@@ -488,17 +488,17 @@ class EngineExamined(Examined):
             return self.errors(times, exact)
         keys = {fmt: self._key(fmt, times, exact) for fmt in times.points}
         known = {fmt: study.sensitivity(key) for fmt, key in keys.items()}
-        found = {
-            fmt: one
-            for fmt, one in known.items()
-            if one is not None and one.fits(times.points[fmt])
+        sensitivities = {
+            fmt: sensitivity
+            for fmt, sensitivity in known.items()
+            if sensitivity is not None and sensitivity.fits(times.points[fmt])
         }
-        missing = {fmt: at for fmt, at in times.points.items() if fmt not in found}
+        missing = {fmt: at for fmt, at in times.points.items() if fmt not in sensitivities}
         measured = self.errors(replace(times, points=missing), exact) if missing else {}
-        for fmt, one in measured.items():
-            study.keep_sensitivity(keys[fmt], one)
-        self.subject.reused = tuple(fmt.label for fmt in found)
-        return {fmt: (found | dict(measured))[fmt] for fmt in times.points}
+        for fmt, sensitivity in measured.items():
+            study.keep_sensitivity(keys[fmt], sensitivity)
+        self.subject.reused = tuple(fmt.label for fmt in sensitivities)
+        return {fmt: (sensitivities | dict(measured))[fmt] for fmt in times.points}
 
     def _key(self, fmt: Format, times: Times, exact: Exact) -> str:
         """A digest of all that the errors of a format depend on."""

@@ -34,8 +34,8 @@ class Gain:
     @classmethod
     def of(cls, kind: Adjust, plans: tuple[Plan, Plan], errors: tuple[float, float]) -> Gain:
         """From the plans without and with the adjustment, and their errors."""
-        without, made = plans
-        changed = set(made.adjustments) - set(without.adjustments)
+        without, adjusted = plans
+        changed = set(adjusted.adjustments) - set(without.adjustments)
         return cls(
             kind=kind,
             operands=len(changed),
@@ -105,18 +105,18 @@ def measure_gains(
     Kinds that find nothing to adjust are left out. ``adjusted`` makes the adjustments of some
     kinds, ``error`` gives a plan's relative output error.
     """
-    found: list[Gain] = []
+    gains: list[Gain] = []
     best, least = plan, math.nan
     for kind in kinds:
-        made = adjusted(plan, (*gaining_kinds(found), kind))
-        if made.adjustments == best.adjustments:
+        candidate = adjusted(plan, (*gaining_kinds(gains), kind))
+        if candidate.adjustments == best.adjustments:
             continue
         least = error(plan) if math.isnan(least) else least
-        gain = Gain.of(kind, (best, made), (least, error(made)))
-        found.append(gain)
+        gain = Gain.of(kind, (best, candidate), (least, error(candidate)))
+        gains.append(gain)
         if gain.gains:
-            best, least = made, gain.error_with
-    return tuple(found)
+            best, least = candidate, gain.error_with
+    return tuple(gains)
 
 
 def gaining_kinds(found: Sequence[Gain]) -> tuple[Adjust, ...]:

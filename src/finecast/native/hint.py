@@ -109,14 +109,16 @@ def _low(
     for node in graph.float_nodes:
         kernel = kernel_of.get(node.name)
         if kernel is None:
-            made = [v.producer for v in graph.following_inputs(node) if v.constant is None]
-            found = bool(made) and all(p in low for p in made)
+            producers = [
+                v.producer for v in graph.following_inputs(node) if v.constant is None
+            ]
+            is_low = bool(producers) and all(p in low for p in producers)
         else:
             rounded = node.name in products and not exact
             behind = not rounded and not products.isdisjoint(kernel.ops)
             is_fp32 = behind and kernel.stored == Format.FP32.label
-            found = kernel.computed == fmt.label and not is_fp32
-        if found:
+            is_low = kernel.computed == fmt.label and not is_fp32
+        if is_low:
             low.add(node.id)
     return low
 

@@ -170,9 +170,9 @@ def _refused(source: Source, plan: Plan, engine: Engine, why: str) -> Unfit:
             return False
         return True
 
-    found: dict[str, tuple[str, str]] = {}
+    refusals: dict[str, tuple[str, str]] = {}
     if not loads(()):
-        return found
+        return refusals
     loading = 0  # so many of the first of ``coded`` load together
     while not loads(coded):
         high = len(coded)
@@ -185,8 +185,8 @@ def _refused(source: Source, plan: Plan, engine: Engine, why: str) -> Unfit:
         if attempts > _MOST_ATTEMPTS:
             return {}
         name = coded.pop(loading)
-        found[name] = plan.formats[name].label, f"refuses the model with it: {why}"
-    return found
+        refusals[name] = plan.formats[name].label, f"refuses the model with it: {why}"
+    return refusals
 
 
 def unfused(
@@ -270,28 +270,28 @@ def not_rounded(
     feeds = calls_of(feeds)[0]
     graph, known = applied.graph, {n.name: n for n in applied.graph.nodes}
     shown = {value: name for name, value in applied.observable().items()}
-    given = {v.id: feeds[v.name] for v in graph.inputs if v.name in feeds}
+    inputs = {v.id: feeds[v.name] for v in graph.inputs if v.name in feeds}
     products: dict[str, tuple[Node, Scaled]] = {}
     for name, encodings in plan.encodings.items():
         node = known[name]
         weights = encodings.constants.get(1)
-        read, made = node.inputs[0], node.outputs[0]
+        read, result = node.inputs[0], node.outputs[0]
         whole = not (summed(graph, node) or 1) % rounded.get(name, usual).group
-        if weights is not None and whole and made in shown and {read} & {*shown, *given}:
+        if weights is not None and whole and result in shown and {read} & {*shown, *inputs}:
             products[name] = node, weights
     if not products:  # an earlier conversion stored all of these constants
         return {}
     ends = (v for node, _ in products.values() for v in (node.inputs[0], node.outputs[0]))
     names = dict.fromkeys(shown[v] for v in ends if v is not None and v in shown)
-    found = from_memory(applied.with_outputs([*names]), engine.load_tried).run(feeds)
-    arrays = given | {value: found[name] for value, name in shown.items() if name in names}
+    outputs = from_memory(applied.with_outputs([*names]), engine.load_tried).run(feeds)
+    arrays = inputs | {value: outputs[name] for value, name in shown.items() if name in names}
     failed: dict[str, str] = {}
     for name, (node, weights) in products.items():
-        read, made = node.inputs[0], node.outputs[0]
+        read, result = node.inputs[0], node.outputs[0]
         assert read is not None
-        assert made is not None
+        assert result is not None
         how = rounded.get(name, usual)
-        rounds = _rounds(graph, node, weights, (arrays[read], arrays[made]), how)
+        rounds = _rounds(graph, node, weights, (arrays[read], arrays[result]), how)
         if rounds is not (name in rounded):
             kind = "rounds" if rounds else "does not round"
             failed[name] = f"a kernel that {kind} what it reads"

@@ -81,7 +81,7 @@ def _with_moments(
     facts: Mapping[int, ValueFacts],
 ) -> dict[int, ValueFacts]:
     """``facts``, with the moments of values that products by a matrix read."""
-    graph, found = prepared.graph, dict(facts)
+    graph, facts_by_value = prepared.graph, dict(facts)
     inputs = {v.name: v.id for v in graph.inputs}
     read = {
         value.id: count
@@ -99,8 +99,8 @@ def _with_moments(
     source = _MomentSource(prepared=prepared, batches=batches, groups=groups, inputs=inputs)
     for name, index in shown.items():
         moments = Moments(read=partial(source.read, name))
-        found[index] = replace(found[index], moments=moments)
-    return found
+        facts_by_value[index] = replace(facts_by_value[index], moments=moments)
+    return facts_by_value
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,10 +129,10 @@ class _MomentSource:
     ) -> Iterator[tuple[str, tuple[NDArray[np.float64], int]]]:
         totals = dict[str, NDArray[np.float64]]()
         counts, odd = dict.fromkeys(group, 0), dict.fromkeys(group, 0)
-        given = set(group) <= set(self.inputs)
+        are_inputs = set(group) <= set(self.inputs)
         calls = (
             (c for b in self.batches() for c in calls_of(b))
-            if given
+            if are_inputs
             else _shown(self.prepared, group, self.batches())
         )
         shown = ((name, call[name]) for call in calls for name in group if name in call)
@@ -198,14 +198,14 @@ def _sources(graph: Graph, names: Mapping[int, str]) -> dict[str, str]:
         # ``aten::view`` may read the bits as another format, in which they are other numbers.
         return read if graph.values[read].format == graph.values[value].format else None
 
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for value, name in names.items():
         source = value
         while (read := moved(source)) is not None:
             source = read
         if source != value:
-            found[name] = names[source]
-    return found
+            sources[name] = names[source]
+    return sources
 
 
 def _shown(

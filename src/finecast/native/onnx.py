@@ -146,8 +146,8 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
 
     def truth(self) -> tuple[Session | None, tuple[str, ...]]:
         """The fp64 model that this one was converted from, if it runs; and notes."""
-        found, note = truth_session(self.file)
-        return found, (*self.told, *filter(None, [note]))
+        session, note = truth_session(self.file)
+        return session, (*self.told, *filter(None, [note]))
 
     def to_fp32(self, from_type: str) -> OnnxModel:
         """The model with its ops of that type in fp32; inputs and outputs keep their types."""
@@ -213,12 +213,14 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
 
     def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:
         """Notes on ops that keep a type other than fp32, and the option to convert them."""
-        found = kept_types(graph, policy)
+        texts_by_label = kept_types(graph, policy)
         if any(_can_be_taken_out(graph, node) for node in graph.nodes):
-            found[frontend.CODES] = "ops between QuantizeLinear and DequantizeLinear keep int8"
+            texts_by_label[frontend.CODES] = (
+                "ops between QuantizeLinear and DequantizeLinear keep int8"
+            )
         return [
             f"{text}: --from-type {label} (from_type={label!r}) takes them to fp32 first"
-            for label, text in found.items()
+            for label, text in texts_by_label.items()
         ]
 
     def check(self, output: Destination) -> None:
@@ -239,14 +241,14 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
         with staging(place) as folder:
             staged = folder / (output.path.name if output.path is not None else "model.onnx")
             with naming(staged, f"{self.file.name}, converted"):
-                size, told = _saved(self.file, built.applied, staged, output)
+                size, notes = _saved(self.file, built.applied, staged, output)
                 # Data before the model that names it.
                 parts = sorted(folder.iterdir(), key=lambda p: p.name, reverse=True)
                 if place is not None:
                     for part in parts:
                         check_writable(place / part.name, force=output.force)
                 verified = _verify(self, built, staged, on)
-                for text in told:
+                for text in notes:
                     verified = _with_note(verified, text)
             if place is not None:
                 publish(parts, place, str(output.path))
@@ -309,11 +311,12 @@ class OnnxProgram(NativeProgram):
 
 def _formats_in(graph: Graph, plan: Plan) -> dict[int, Format]:
     """The plan's formats by node id; a step of an op is named ``OP/STEP``."""
-    given = plan.formats
-    found = {
-        n.id: given.get(n.name, given.get(n.name.rpartition("/")[0])) for n in graph.nodes
+    plan_formats = plan.formats
+    formats = {
+        n.id: plan_formats.get(n.name, plan_formats.get(n.name.rpartition("/")[0]))
+        for n in graph.nodes
     }
-    return {i: f for i, f in found.items() if f is not None}
+    return {i: f for i, f in formats.items() if f is not None}
 
 
 # Writing a model: checked, loaded and run before it takes its name.
@@ -388,17 +391,17 @@ def _hard_to_run(file: OnnxFile) -> str:
 
 
 def _verify_in(pair: Pair, feeds: FeedMaker) -> Verified:
-    found, ran = run_both(pair, feeds)
+    verified, ran = run_both(pair, feeds)
     if ran is None:
-        return found
+        return verified
     source, graph = pair.source, pair.built.applied.graph
     if source.file.truth is not None:
-        found = _against_fp64(source.file, graph, ran, found)
+        verified = _against_fp64(source.file, graph, ran, verified)
     if source.explains and pair.engine.emulates is None:
         exactly = partial(pair.exact, ran.feeds)
         mismatch = quantized_mismatch(graph, pair.engine.name, ran.wanted, exactly)
-        found = _with_note(found, mismatch)
-    return found
+        verified = _with_note(verified, mismatch)
+    return verified
 
 
 def _with_note(found: Verified, text: str) -> Verified:

@@ -145,16 +145,16 @@ def file_of(model: Any, how: ReadOptions) -> Generator[tuple[str, Path]]:
     if isinstance(model, str | Path):
         yield str(model), Path(model)
         return
-    given = opened(model, how)
-    if given.path.exists():
-        yield given.name, given.path
+    opened_model = opened(model, how)
+    if opened_model.path.exists():
+        yield opened_model.name, opened_model.path
         return
-    entry = next(e for e in FRONTENDS if e.module == type(given).__module__)
+    entry = next(e for e in FRONTENDS if e.module == type(opened_model).__module__)
     with staging() as folder:
         path = folder / f"model{'' if entry.writes_folder else entry.suffixes[0]}"
         nothing = Policy(scope=Scope.NONE)
-        given.convert(Destination(path=path), nothing, RunOptions(verify=False))
-        yield given.name, path
+        opened_model.convert(Destination(path=path), nothing, RunOptions(verify=False))
+        yield opened_model.name, path
 
 
 def check_options(
@@ -267,7 +267,7 @@ def _check_kind(model: Path) -> None:
         )
     if model.suffix.lower() in foreign() and model.is_file():
         name = model.name.lower()
-        what, fix = next(told for end, told in foreign().items() if name.endswith(end))
+        what, fix = next(advice for end, advice in foreign().items() if name.endswith(end))
         raise UsageError(f"a {model.suffix} file is {what}", where=str(model), fix=fix)
 
 
@@ -311,10 +311,10 @@ def opened(
         UsageError: If no frontend opens it.
         ModelError: If it cannot be read.
     """
-    found = _opened(model, how, output, plan)
+    opened_model = _opened(model, how, output, plan)
     if how.freeze_inputs is None:
-        return found
-    return found.with_inputs(frozen=how.freeze_inputs)
+        return opened_model
+    return opened_model.with_inputs(frozen=how.freeze_inputs)
 
 
 def _opened(
@@ -328,12 +328,12 @@ def _opened(
         entry = _entry_of(path, output, plan)
         _check_kind(path)
         _check_examples(how, path)
-        found: OpenedModel = entry.load().read(path, trust=how.trust)
-        return found
+        opened_model: OpenedModel = entry.load().read(path, trust=how.trust)
+        return opened_model
     if hasattr(model, "graph_for"):
-        given: OpenedModel = model
-        _check_examples(how, given.name)
-        return given
+        open_model: OpenedModel = model
+        _check_examples(how, open_model.name)
+        return open_model
     homes = [base.__module__ for base in type(model).__mro__]
     takers = [entry for entry in FRONTENDS if any(map(entry.opens, homes))]
     if takers:

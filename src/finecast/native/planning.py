@@ -143,8 +143,10 @@ def _in_place_of(fmt: Format, engine: Engine, prepared: PreparedModel) -> str:
     codes = (f for f in Format if f.has_scales and f.bits == fmt.bits and f in prepared.states)
     alike = close_names(fmt.label, [f.label for f in codes if f is not fmt])
     floats = [f.label for f in (Format.BF16, Format.FP16) if f in prepared.states]
-    found = {label: engine.capability(Format.parse(label)) for label in (*alike, *floats)}
-    running = [label for label, one in found.items() if one.runs and not one.in_fp32]
+    capabilities = {
+        label: engine.capability(Format.parse(label)) for label in (*alike, *floats)
+    }
+    running = [label for label, one in capabilities.items() if one.runs and not one.in_fp32]
     return f"{' or '.join(running)}, or " if running else ""
 
 

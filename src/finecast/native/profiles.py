@@ -168,10 +168,12 @@ def profiled_in_turns(
             done = (turn + 1) * len(sessions) + number
             progress("profile", done, (_TURNS + 1) * len(sessions))
             turns[-1].append(session.profile(feeds, repeats=_repeats(kernels)))
-    found: list[Sequence[KernelTime]] = [_typical(of) for of in zip(*turns, strict=True)]
+    kernel_times: list[Sequence[KernelTime]] = [
+        _typical(of) for of in zip(*turns, strict=True)
+    ]
     if book is not None:
-        book.add(_prices(found, graph), busy=Demand.now().since(before).is_busy)
-    return found
+        book.add(_prices(kernel_times, graph), busy=Demand.now().since(before).is_busy)
+    return kernel_times
 
 
 def _repeats(kernels: Sequence[KernelTime]) -> int:
@@ -191,7 +193,7 @@ def _booked(
     """
     kinds = _Kinds(graph)
     known = book.prices({kinds.key(k) for kernels in few for k in kernels if k.signature})
-    found: list[Sequence[KernelTime]] = []
+    kernel_times: list[Sequence[KernelTime]] = []
     ratios: list[float] = []
     for kernels in few:
         old = [k for k in kernels if kinds.key(k) in known]
@@ -199,13 +201,13 @@ def _booked(
         if not old or _total_s(old) < _LEAST_KNOWN * _total_s(kernels):
             return [], 0.0
         ratios.append(_total_s(old) / old_s)
-        found.append(
+        kernel_times.append(
             [
                 replace(k, time_s=known.get(kinds.key(k), k.time_s / ratios[-1]))
                 for k in kernels
             ]
         )
-    return found, max(ratios) / min(ratios)
+    return kernel_times, max(ratios) / min(ratios)
 
 
 def _prices(profiles: Sequence[Sequence[KernelTime]], graph: Graph) -> dict[str, float]:
@@ -234,10 +236,10 @@ class _Kinds:
 
 def _typical(turns: Sequence[Sequence[KernelTime]]) -> list[KernelTime]:
     """Each kernel with the median of its times, over the turns whose profile has it."""
-    found: dict[str, list[KernelTime]] = {}
+    by_kernel: dict[str, list[KernelTime]] = {}
     for kernel in (k for turn in turns for k in turn):
-        found.setdefault(kernel.kernel, []).append(kernel)
-    return [replace(of[-1], time_s=median(k.time_s for k in of)) for of in found.values()]
+        by_kernel.setdefault(kernel.kernel, []).append(kernel)
+    return [replace(of[-1], time_s=median(k.time_s for k in of)) for of in by_kernel.values()]
 
 
 def measured_cost(
@@ -347,10 +349,10 @@ def _cast_time_s(session: Session, size: int) -> float:
     """Seconds of the fastest cast that ran; 0 if none did."""
     feeds = {"x": np.linspace(-1, 1, size, dtype=np.float32).reshape(-1, 64)}
     kernels = session.profile(feeds, repeats=9)
-    found = [
+    times_s = [
         k.time_s for k in kernels if "cast" in k.ops or k.kind.startswith(("Convert", "Cast"))
     ]
-    return min(found) if found else 0.0
+    return min(times_s) if times_s else 0.0
 
 
 def recalled_speed(engine: Engine, fmt: Format, book: PriceBook | None) -> Capability:
@@ -363,7 +365,12 @@ def recalled_speed(engine: Engine, fmt: Format, book: PriceBook | None) -> Capab
     if known:
         recall(engine, fmt, known[key])
     before = Demand.now()
-    found = engine.capability(fmt)
-    if book is not None and not known and found.speed is not None and not found.reason:
-        book.add({key: found.speed}, busy=Demand.now().since(before).is_busy)
-    return found
+    capability = engine.capability(fmt)
+    if (
+        book is not None
+        and not known
+        and capability.speed is not None
+        and not capability.reason
+    ):
+        book.add({key: capability.speed}, busy=Demand.now().since(before).is_busy)
+    return capability

@@ -329,9 +329,9 @@ def _with_feeds(data: DataOptions) -> Callable[[str, Path, Session], LoadedModel
             feeds = synthetic_feeds(session.inputs, batch=data.batch or 1, dims=data.dims)
         elif isinstance(data.data, Path) and data.calib is None and not data.decode_steps:
             axes = options.sample_axes
-            found = load_npz(data.data, session.inputs, labels=data.labels, sample_axes=axes)
-            check_batch(found, options.batch)
-            first = next(found.batches(options.samples))
+            dataset = load_npz(data.data, session.inputs, labels=data.labels, sample_axes=axes)
+            check_batch(dataset, options.batch)
+            first = next(dataset.batches(options.samples))
             return first.feeds, first.rows
         else:
             feeds = dict(calibration_batches(session, options, limit=1)[0])

@@ -90,7 +90,7 @@ class BesideLow(LowModel):
 
     def _low_formats(self, pair: ModelPair) -> dict[int, Format]:
         """The low formats of the fp32 model's nodes that have partners, by id."""
-        found: dict[int, Format] = {}
+        formats: dict[int, Format] = {}
         free = free_values(self.graph)
         for value, partner in self._matched.items():
             node, other = self.graph.maker(value), pair.low.graph.maker(partner)
@@ -103,12 +103,14 @@ class BesideLow(LowModel):
             makers = map(low.maker, read)
             coded = any(m is not None and m.op in _CODES for m in makers)
             coded = coded or (by_name(node.op).kind in _PRODUCTS and _on_integers(low, other))
-            found[node.id] = Format.INT8 if coded else pair.stored.get(partner, Format.FP32)
-        return dict(sorted(found.items()))
+            formats[node.id] = Format.INT8 if coded else pair.stored.get(partner, Format.FP32)
+        return dict(sorted(formats.items()))
 
     def _notes(self) -> list[str]:
-        made = [v for v in self.graph.values if is_choice(v) and self._outside(v.producer)]
-        if not any(v.id in self._matched for v in made):
+        computed_values = [
+            v for v in self.graph.values if is_choice(v) and self._outside(v.producer)
+        ]
+        if not any(v.id in self._matched for v in computed_values):
             raise ModelError(
                 "no op of the low model is one of the fp32 model, by name or by structure",
                 where=self.name,
@@ -118,7 +120,9 @@ class BesideLow(LowModel):
         left = self._without_partner()
         if left:
             names = listed([v.name for v in left], _LISTED)
-            count = f"{number_of(len(left), 'value')} of {len(made)} without a partner"
+            count = (
+                f"{number_of(len(left), 'value')} of {len(computed_values)} without a partner"
+            )
             notes.append(f"{count} in the low model, computed in fp32: {names}")
         return notes
 
@@ -183,10 +187,10 @@ class BesideLow(LowModel):
             {names[n]: a for n, a in alone.run(feeds_for(alone, feeds)).items()}
             for feeds in exact.calls
         ]
-        found = joined_outputs([[one[name] for name in exact.names] for one in calls])
+        own_outputs = joined_outputs([[one[name] for name in exact.names] for one in calls])
         error, joined = (
             math.sqrt(exact.squared_error(outputs))
-            for outputs in (found, outputs_on(self.session(frozenset()), exact.calls))
+            for outputs in (own_outputs, outputs_on(self.session(frozenset()), exact.calls))
         )
         fewer = error > _UNEXPLAINED * joined
         more = self.engine is not None and joined > _UNEXPLAINED * error
@@ -205,8 +209,8 @@ class BesideLow(LowModel):
     def facts(self, feeds: Sequence[Feeds]) -> Mapping[int, ValueFacts]:
         """Observed in runs of the fp32 model."""
         prepared, _ = self._models
-        found = observe(prepared, lambda: feeds)
-        return facts_in(self.graph, found, prepared.graph)
+        prepared_facts = observe(prepared, lambda: feeds)
+        return facts_in(self.graph, prepared_facts, prepared.graph)
 
     def seen(self, feeds: Feeds, check: Check | None) -> Mapping[int, Seen]:
         """By runs that output values, with nothing returned and with all.
@@ -214,7 +218,7 @@ class BesideLow(LowModel):
         Partners that differ though all that reads them is right are no partners: another tool
         folded an op into the one before. They are left out from then on.
         """
-        found: dict[int, Seen] = {}
+        seen_by_value: dict[int, Seen] = {}
         chosen = (c.value for c in self._choices() if c.element is not None)
         names = {self.graph.values[i].name: i for i in chosen}
         sizes = {n: 2 * self._size(i) for n, i in names.items()}
@@ -229,13 +233,13 @@ class BesideLow(LowModel):
                 outputs_of_calls(_Switched(session, switch), feeds)
                 for switch in (np.zeros(count, dtype=bool), np.ones(count, dtype=bool))
             )
-            for name, one in zip(group, shown, strict=True):
-                right = np.concatenate([call[one.exact].reshape(-1) for call in every])
-                own = np.concatenate([call[one.exact].reshape(-1) for call in none])
-                low = np.concatenate([call[one.low].reshape(-1) for call in none])
-                found[one.value] = _compared(name, right, own, low, check)
-        self._part([i for i in found if self._is_folded(i, found)])
-        return found
+            for name, shown_value in zip(group, shown, strict=True):
+                right = np.concatenate([call[shown_value.exact].reshape(-1) for call in every])
+                own = np.concatenate([call[shown_value.exact].reshape(-1) for call in none])
+                low = np.concatenate([call[shown_value.low].reshape(-1) for call in none])
+                seen_by_value[shown_value.value] = _compared(name, right, own, low, check)
+        self._part([i for i in seen_by_value if self._is_folded(i, seen_by_value)])
+        return seen_by_value
 
     def _is_folded(self, value: int, seen: Mapping[int, Seen]) -> bool:
         """Whether a value differs, and whatever is computed of it is right."""
@@ -357,13 +361,13 @@ def matched_values(graph: Graph, other: Graph) -> dict[int, int]:
     Inputs are matched by name, or by their order where the name is another one.
     """
     inputs = _by_name(graph.inputs, other.inputs)
-    found = {v.id: partner.id for v, partner in inputs if v.format is not None}
-    taken = set(found.values())
+    partners = {v.id: partner.id for v, partner in inputs if v.format is not None}
+    taken = set(partners.values())
     for value, partner in _pairs(graph, other):
-        if value.id not in found and partner.id not in taken:
-            found[value.id] = partner.id
+        if value.id not in partners and partner.id not in taken:
+            partners[value.id] = partner.id
             taken.add(partner.id)
-    return found
+    return partners
 
 
 def _pairs(graph: Graph, other: Graph) -> Iterator[tuple[Value, Value]]:
@@ -394,14 +398,14 @@ def _before_clip(graph: Graph, value: Value, other: Graph, partner: Value) -> Va
     Quantizers remove a Relu or Clip before codes that saturate at its bounds, and give what it
     read the name of its result. That is the partner of what the Relu or Clip reads here.
     """
-    clips, made = graph.maker(value.id), other.maker(partner.id)
+    clips, maker = graph.maker(value.id), other.maker(partner.id)
     readers = [*other.readers(partner)]
     coded = bool(readers) and all(node.op == _QUANTIZE for node in readers)
-    if clips is None or made is None or clips.op not in _SATURATES or not coded:
+    if clips is None or maker is None or clips.op not in _SATURATES or not coded:
         return value
     read = clips.inputs[0]
     before = None if read is None else graph.maker(read)
-    same = before is not None and made.op == before.op != clips.op
+    same = before is not None and maker.op == before.op != clips.op
     return graph.values[read] if same and read is not None else value
 
 

@@ -48,8 +48,8 @@ class Bias:
 def biases(graph: Graph, formats: Mapping[int, Format]) -> tuple[Bias, ...]:
     """The biases of products on codes that no other op reads, outside control-flow bodies."""
     coded = (n for n in graph.nodes if n.id in formats and formats[n.id].has_scales)
-    found = (_bias(graph, n) for n in coded if n.op in LINEAR and not n.region)
-    return tuple(b for b in found if b is not None)
+    candidates = (_bias(graph, n) for n in coded if n.op in LINEAR and not n.region)
+    return tuple(b for b in candidates if b is not None)
 
 
 def _bias(graph: Graph, product: Node) -> Bias | None:
@@ -85,13 +85,13 @@ def _result_channels(product: Node, weights: Sequence[Dim]) -> int | None:
 
 def _additions(graph: Graph, product: Node, axis: int) -> list[tuple[Node, int, int]]:
     """Node and input at which a constant may be added to the result, and its channel axis."""
-    found = [(product, _OWN_BIAS, -1)]
+    additions = [(product, _OWN_BIAS, -1)]
     (result,) = graph.following_outputs(product)
     if len(result.uses) == 1 and not result.is_output:
         after = graph.nodes[result.uses[0]]
         if after.op == "add" and after.region == product.region:
-            found += [(after, port, axis) for port in range(2)]
-    return found
+            additions += [(after, port, axis) for port in range(2)]
+    return additions
 
 
 def corrected(

@@ -33,8 +33,10 @@ class Carried:
     def of(cls, graph: Graph, state: Mapping[str, str]) -> Carried:
         """The fp32 state among ``state``: names of outputs by those of inputs."""
         read = [v for v in graph.inputs if v.name in state and v.format is Format.FP32]
-        made = {state[v.name] for v in read}
-        written = [v for v in graph.outputs if v.name in made and v.format is Format.FP32]
+        output_names = {state[v.name] for v in read}
+        written = [
+            v for v in graph.outputs if v.name in output_names and v.format is Format.FP32
+        ]
         readers = {node.id for value in read for node in _reading(graph, value)}
         makers = {v.producer for v in written if v.producer is not None}
         return cls(
@@ -47,18 +49,18 @@ class Carried:
 
         Empty where not all of its nodes have the same low format, which values are stored in.
         """
-        found = {formats.get(node, Format.FP32).result for node in self.nodes}
-        if len(found) != 1 or found == {Format.FP32}:
+        state_formats = {formats.get(node, Format.FP32).result for node in self.nodes}
+        if len(state_formats) != 1 or state_formats == {Format.FP32}:
             return {}
         names = (v.name for v in graph.values if v.id in self.ports)
-        return dict.fromkeys(names, found.pop())
+        return dict.fromkeys(names, state_formats.pop())
 
     def unit(self, units: Units) -> Mapping[int, int]:
         """The unit that decides each input and output; empty if nothing does."""
-        found = {units.of.get(node, -1) for node in self.nodes}
-        if len(found) != 1 or -1 in found:
+        unit_ids = {units.of.get(node, -1) for node in self.nodes}
+        if len(unit_ids) != 1 or -1 in unit_ids:
             return {}
-        return dict.fromkeys(self.ports, found.pop())
+        return dict.fromkeys(self.ports, unit_ids.pop())
 
 
 def _reading(graph: Graph, value: Value) -> Iterator[Node]:

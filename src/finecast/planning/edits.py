@@ -140,14 +140,16 @@ def _in_kernels(
     graph: Graph, for_operands: Mapping[int, Format], encodings: Mapping[int, Encodings]
 ) -> list[KernelRounding]:
     """The values that kernels round as they read them, by value and encoding."""
-    found: dict[tuple[int, Dynamic], list[Use]] = {}
+    uses_by_rounding: dict[tuple[int, Dynamic], list[Use]] = {}
     for number in for_operands:
         operands = encodings[number].operands if number in encodings else {}
         for index, to in operands.items():
             source = graph.nodes[number].inputs[index]
             if source is not None and isinstance(to, Dynamic):
-                found.setdefault((source, to), []).append(Use(node=number, index=index))
-    ordered = sorted(found.items(), key=lambda item: item[0][0])
+                uses_by_rounding.setdefault((source, to), []).append(
+                    Use(node=number, index=index)
+                )
+    ordered = sorted(uses_by_rounding.items(), key=lambda item: item[0][0])
     return [KernelRounding(value=v, to=to, uses=tuple(uses)) for (v, to), uses in ordered]
 
 
@@ -223,12 +225,12 @@ def _all_round(
     graph: Graph, value: int, wanted: Mapping[tuple[int, Encoding], list[Use]], to: Encoding
 ) -> bool:
     """Whether ``value`` is its op's only used result, and all its readers round it so."""
-    found = graph.values[value]
-    made = () if found.producer is None else graph.nodes[found.producer].outputs
-    results = [graph.values[i] for i in made if i is not None]
+    source = graph.values[value]
+    result_ids = () if source.producer is None else graph.nodes[source.producer].outputs
+    results = [graph.values[i] for i in result_ids if i is not None]
     used = [v.id for v in results if v.uses or v.is_output]
     readers = {use.node for use in wanted[value, to]}
-    return used == [value] and not found.is_output and readers == set(found.uses)
+    return used == [value] and not source.is_output and readers == set(source.uses)
 
 
 def _holds(fmt: Format, stored: Format | None) -> bool:

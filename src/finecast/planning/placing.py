@@ -138,8 +138,8 @@ def structure_in(plan: Plan) -> Structure:
 
 def policy_of(plan: Plan) -> Policy:
     """The policy that a model is prepared for so that ``plan`` can be placed on it."""
-    made = Policy.parse(plan.policy.replace(BY_HINT, ""))
-    return replace(made, keep_ops=plan.keep_ops, by_hint=plan.by_hint)
+    policy = Policy.parse(plan.policy.replace(BY_HINT, ""))
+    return replace(policy, keep_ops=plan.keep_ops, by_hint=plan.by_hint)
 
 
 def place(plan: Plan, graph: Graph, opset: Callable[[Mapping[int, Format]], int]) -> Placement:
@@ -151,10 +151,10 @@ def place(plan: Plan, graph: Graph, opset: Callable[[Mapping[int, Format]], int]
         opset: Gives the ONNX opset that formats, by node id, need; 0 for other models.
     """
     before = structure_in(plan)
-    found = match(before, structure_of(graph))
+    matching = match(before, structure_of(graph))
     decided = {d.node: d for d in plan.decisions}
-    sources, kept = _sources(before, decided, found)
-    made: dict[int, Decision] = {}
+    sources, kept = _sources(before, decided, matching)
+    decisions_by_node: dict[int, Decision] = {}
     placed: dict[str, str] = {}
     refused: dict[str, str] = {}
     rest: list[Node] = []
@@ -167,16 +167,18 @@ def place(plan: Plan, graph: Graph, opset: Callable[[Mapping[int, Format]], int]
             continue
         placed[node.name] = old.node
         decision, why = _decision(graph, node, old)
-        made[node.id] = decision
+        decisions_by_node[node.id] = decision
         if why:
             refused[node.name] = why
-    moving, new = _follow(graph, rest, made)
-    decisions = tuple(made[n.id] for n in graph.float_nodes if n.id in made)
+    moving, new = _follow(graph, rest, decisions_by_node)
+    decisions = tuple(
+        decisions_by_node[n.id] for n in graph.float_nodes if n.id in decisions_by_node
+    )
     names = {old: name for name, old in placed.items()}
     moved = replace(
         plan,
         model=graph.digest,
-        opset=opset({i: d.format for i, d in made.items()}),
+        opset=opset({i: d.format for i, d in decisions_by_node.items()}),
         decisions=decisions,
         io={n: f for n, f in plan.io.items() if n in _ports(graph)},
         adjustments=tuple(
@@ -198,8 +200,8 @@ def place(plan: Plan, graph: Graph, opset: Callable[[Mapping[int, Format]], int]
         new=new,
         refused=refused,
         gone=tuple(d.node for d in plan.counted if d.node not in kept),
-        changed=_changed(before, moved.structure, found) if plan.structure else None,
-        restated=tuple(before[i].name for g in found.regroupings for i in g.before),
+        changed=_changed(before, moved.structure, matching) if plan.structure else None,
+        restated=tuple(before[i].name for g in matching.regroupings for i in g.before),
     )
 
 
@@ -250,8 +252,8 @@ def _decision(graph: Graph, node: Node, old: Decision) -> tuple[Decision, str]:
         encodings = _encodings(graph, node, old) if fmt.has_scales else Encodings()
     except ValueError as error:
         return _fp32(node, str(error)), str(error)
-    made = replace(old, node=node.name, op=node.op, encodings=encodings)
-    return made, ""
+    decision = replace(old, node=node.name, op=node.op, encodings=encodings)
+    return decision, ""
 
 
 def _fp32(node: Node, why: str) -> Decision:

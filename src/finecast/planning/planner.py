@@ -31,13 +31,15 @@ def lowest(
     An op that only moves numbers from fp32 ops to fp32 ops stays fp32 where it is permitted:
     in a low format it would round the numbers and save no computation.
     """
-    found = {i: pick(p, *lows, Format.FP32) for i, p in permissions.items()}
+    formats = {i: pick(p, *lows, Format.FP32) for i, p in permissions.items()}
     free = (
-        i for i, fmt in found.items() if _is_low(fmt) and Format.FP32 in permissions[i].formats
+        i
+        for i, fmt in formats.items()
+        if _is_low(fmt) and Format.FP32 in permissions[i].formats
     )
     movers = {i for i in free if by_name(graph.nodes[i].op).places}
-    apart = _apart_from_low(graph, found, movers)
-    return found | dict.fromkeys(apart, Format.FP32)
+    apart = _apart_from_low(graph, formats, movers)
+    return formats | dict.fromkeys(apart, Format.FP32)
 
 
 def highest(permissions: Mapping[int, Permission]) -> dict[int, Format]:
@@ -55,11 +57,11 @@ def chosen(
     take.
     """
     of = choice.by_node(units)
-    found: dict[int, Format] = {}
+    formats: dict[int, Format] = {}
     for i, permission in permissions.items():
         fmt = of.get(i, Format.FP32)
-        found[i] = pick(permission, fmt, fmt.storage, Format.FP32)
-    return found
+        formats[i] = pick(permission, fmt, fmt.storage, Format.FP32)
+    return formats
 
 
 def _apart_from_low(
@@ -162,7 +164,7 @@ class Planner:
         for those of them in fp32 ``kept`` does, if given. Where the words are empty, the costs
         decide, and ``alternatives.explained`` says how.
         """
-        made = Plan(
+        plan = Plan(
             model=self.graph.digest,
             policy=self.policy.label,
             opset=self.opset(formats),
@@ -183,7 +185,7 @@ class Planner:
             by_hint=self.policy.by_hint,
             structure=structure_of(self.graph),
         )
-        return scaled_plan(made, self.scalings)
+        return scaled_plan(plan, self.scalings)
 
     def _decision(self, node: Node, fmt: Format, because: str) -> Decision:
         permission = self.permissions[node.id]

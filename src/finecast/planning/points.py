@@ -84,18 +84,18 @@ class RoundingPoints:
         numbers. What that does to the outputs is not the sum of what each reader alone does:
         where two branches are subtracted, the common error cancels.
         """
-        made: dict[int, list[int]] = {}
+        points_by_unit: dict[int, list[int]] = {}
         for number, point in enumerate(self.points):
             for unit in point.makers:
-                made.setdefault(unit, []).append(number)
-        return tuple((unit, tuple(at)) for unit, at in made.items() if len(at) > 1)
+                points_by_unit.setdefault(unit, []).append(number)
+        return tuple((unit, tuple(at)) for unit, at in points_by_unit.items() if len(at) > 1)
 
 
 def find_points(graph: Graph, free: frozenset[int]) -> tuple[Point, ...]:
     """All points that a plan can round; ``free`` are the nodes that may be low."""
-    found = [p for node in graph.nodes for p in _of_node(graph, node, free)]
-    found += [_point(graph, None, k, v, free) for k, v in enumerate(graph.outputs)]
-    return tuple(p for p in found if p.path and graph.values[p.value].format is Format.FP32)
+    points = [p for node in graph.nodes for p in _of_node(graph, node, free)]
+    points += [_point(graph, None, k, v, free) for k, v in enumerate(graph.outputs)]
+    return tuple(p for p in points if p.path and graph.values[p.value].format is Format.FP32)
 
 
 def _of_node(graph: Graph, node: Node, free: frozenset[int]) -> Iterator[Point]:
@@ -118,14 +118,14 @@ def _point(
 ) -> Point:
     readers = [reader.id] if reader is not None else []
     current, maker = value, None
-    while (made := graph.maker(current)) is not None:
-        if not any(v.id == current.id for v in graph.following_outputs(made)):
+    while (producer := graph.maker(current)) is not None:
+        if not any(v.id == current.id for v in graph.following_outputs(producer)):
             break
-        sources = [v for v in graph.following_inputs(made) if v.format is Format.FP32]
-        if not moves(made) or len(sources) != 1:
-            maker = made.id
+        sources = [v for v in graph.following_inputs(producer) if v.format is Format.FP32]
+        if not moves(producer) or len(sources) != 1:
+            maker = producer.id
             break
-        readers.append(made.id)
+        readers.append(producer.id)
         current = sources[0]
     return Point(
         reader=at.id if at is not None else None,
@@ -164,7 +164,7 @@ def rounding_points(
         results: Whether ops in the format round their results, too, and not operands alone.
     """
     kernel_of = {node: k for k, nodes in enumerate(fused) for node in nodes}
-    found: dict[tuple[tuple[int, ...], ...], list[Place]] = {}
+    places_by_units: dict[tuple[tuple[int, ...], ...], list[Place]] = {}
     for point in find_points(graph, frozenset(units.of)):
         at, origin = point.reader, graph.values[point.origin]
         if origin.constant is not None or _inside(graph, point, units, kernel_of):
@@ -174,13 +174,13 @@ def rounding_points(
         makers = (units.of[point.maker],) if point.maker is not None and results else ()
         readers = tuple(sorted({units.of[n] for n in point.readers} - {*makers}))
         if readers or makers or ends:
-            found.setdefault((readers, makers, ends), []).append((at, point.port))
+            places_by_units.setdefault((readers, makers, ends), []).append((at, point.port))
     weights = {u: _constant_ports(graph, nodes) for u, nodes in enumerate(units.members)}
     used = {u: ports for u, ports in weights.items() if ports}
     return RoundingPoints(
         points=tuple(
             RoundingPoint(places=tuple(places), readers=readers, makers=makers, ends=ends)
-            for (readers, makers, ends), places in found.items()
+            for (readers, makers, ends), places in places_by_units.items()
         ),
         weights=tuple(used.values()),
         weight_units=tuple(used),
@@ -204,15 +204,15 @@ def _constant_ports(graph: Graph, nodes: Iterable[int]) -> dict[int, tuple[int, 
     ports: dict[int, tuple[int, ...]] = {}
     for node_id in nodes:
         node = graph.nodes[node_id]
-        found = tuple(
+        constant_ports = tuple(
             i
             for i, (value, follows) in enumerate(
                 zip(node.inputs, node.follows_in, strict=True)
             )
             if value is not None and follows and graph.values[value].constant is not None
         )
-        if found:
-            ports[node_id] = found
+        if constant_ports:
+            ports[node_id] = constant_ports
     return ports
 
 
@@ -275,11 +275,16 @@ def _by_reader(
 
     Places that a unit encodes are left out of the class that the producer encodes.
     """
-    encoded = {at for (_, unit), found in places.items() if unit is not None for at in found}
-    for (root, unit), found in places.items():
+    encoded = {
+        at
+        for (_, unit), class_places in places.items()
+        if unit is not None
+        for at in class_places
+    }
+    for (root, unit), class_places in places.items():
         if unit is not None:
-            yield root, (unit,), found
-        elif rest := [at for at in found if at not in encoded]:
+            yield root, (unit,), class_places
+        elif rest := [at for at in class_places if at not in encoded]:
             yield root, (), rest
 
 
@@ -331,8 +336,8 @@ def _switch(
     outputs: dict[int, Reading] = {}
     plain = fmt.result if fmt.has_scales else fmt
     for node, index in places:
-        found = None if node is None else _encoding(permissions, node, index, fmt)
-        encoding = shared or found or plain
+        own_encoding = None if node is None else _encoding(permissions, node, index, fmt)
+        encoding = shared or own_encoding or plain
         if encoding is Format.FP32:  # it stays as it is
             continue
         if node is None:

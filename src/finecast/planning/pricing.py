@@ -87,24 +87,24 @@ def rest_in_memory(
 
     The result of a view shares the memory of its source, so it has no entry.
     """
-    found: list[Resting] = []
+    lifetimes: list[Resting] = []
     last = _last_readers(graph)
     for value in graph.values:
         if value.format is None or value.constant is not None or _is_alias(graph, value):
             continue
         shape = resolve_shape(value, shapes)
         if shape is not None and not stays_inside(value, kernels):
-            found += _copies(graph, value, math.prod(shape), formats, last[value.id])
-    return found
+            lifetimes += _copies(graph, value, math.prod(shape), formats, last[value.id])
+    return lifetimes
 
 
 def _copies(
     graph: Graph, value: Value, elements: int, formats: Mapping[int, Format], last: int
 ) -> Iterator[Resting]:
-    made, own = value.producer, value.format or Format.FP32
+    producer, own = value.producer, value.format or Format.FP32
     stored = own
-    if made is not None and _among(value, graph.following_outputs(graph.nodes[made])):
-        stored = formats.get(made, own).result
+    if producer is not None and _among(value, graph.following_outputs(graph.nodes[producer])):
+        stored = formats.get(producer, own).result
     copied: dict[Format, list[int]] = {}
     ends = [last] if value.is_output else []
     for index in value.uses:
@@ -115,7 +115,7 @@ def _copies(
         else:
             ends.append(last if is_view(node) else 2 * index + 1)
     ends += [2 * min(nodes) for nodes in copied.values()]
-    first = 0 if made is None else 2 * made + 1
+    first = 0 if producer is None else 2 * producer + 1
     yield Resting(
         value=value.id, elements=elements, fmt=stored, first=first, last=max([first, *ends])
     )
@@ -154,9 +154,9 @@ def _last_readers(graph: Graph) -> list[int]:
 def _alive(resting: Sequence[Resting]) -> Ints:
     """Bytes in memory at each moment."""
     steps = np.zeros(max((r.last for r in resting), default=-1) + 2, dtype=np.int64)
-    for one in resting:
-        steps[one.first] += one.size_bytes
-        steps[one.last + 1] -= one.size_bytes
+    for lifetime in resting:
+        steps[lifetime.first] += lifetime.size_bytes
+        steps[lifetime.last + 1] -= lifetime.size_bytes
     return np.cumsum(steps)
 
 
@@ -195,11 +195,11 @@ def by_memory(planner: Planner, analysis: Analysis) -> Analysis:
     graph, units = planner.graph, analysis.units
     sized = by_size(planner, analysis)
     results = {fmt: np.zeros(len(units.members)) for fmt in analysis.times}
-    for one in alive_at_peak(rest_in_memory(graph, {}, analysis.shapes, units.of)):
-        producer = graph.values[one.value].producer
+    for lifetime in alive_at_peak(rest_in_memory(graph, {}, analysis.shapes, units.of)):
+        producer = graph.values[lifetime.value].producer
         if producer is not None and producer in units.of:
             for fmt, amount in results.items():
-                amount[units.of[producer]] += fmt.result.bytes_for(one.elements)
+                amount[units.of[producer]] += fmt.result.bytes_for(lifetime.elements)
     return replace(
         sized,
         priced=Priced.MEMORY,
@@ -252,8 +252,8 @@ def _stored_bytes(
 
     def encoding_of(value: Value, fmt: Format) -> Scaled | None:
         for node in value.uses:
-            found = permissions.get(node)
-            encodings = None if found is None else found.encodings.get(fmt)
+            permission = permissions.get(node)
+            encodings = None if permission is None else permission.encodings.get(fmt)
             for port, encoding in (encodings.constants if encodings else {}).items():
                 if graph.nodes[node].inputs[port] == value.id:
                     return encoding

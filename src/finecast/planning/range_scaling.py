@@ -129,11 +129,11 @@ def _law(graph: Graph, node: Node) -> _Law | None:
     if node.format is not Format.FP32 or node.region:
         return None
     reads = dict(_read(graph, node))
-    found = _law_of(graph, node, tuple(reads))
-    if found is None or not found.factors.keys() <= reads.keys():
+    law = _law_of(graph, node, tuple(reads))
+    if law is None or not law.factors.keys() <= reads.keys():
         return None
-    alike = (reads[port] for port in found.alike if port in reads)
-    return found if all(map(_may_be_alike, alike)) else None
+    alike = (reads[port] for port in law.alike if port in reads)
+    return law if all(map(_may_be_alike, alike)) else None
 
 
 def _law_of(graph: Graph, node: Node, ports: tuple[int, ...]) -> _Law | None:
@@ -199,9 +199,9 @@ def _gives_more(graph: Graph, node: Node) -> bool:
 def _norm(graph: Graph, node: Node) -> _Law | None:
     if "epsilon" not in node.attributes or _gives_more(graph, node):
         return None
-    given = tuple(p for p, _ in _read(graph, node) if p in _NORMS[node.op])
+    ports = tuple(p for p, _ in _read(graph, node) if p in _NORMS[node.op])
     outside = str(node.attributes.get("eps_mode", "")).lower() == "outside_sqrt"
-    return _Law(alike=given, weight=0 if given else 1, epsilon=1 if outside else 2)
+    return _Law(alike=ports, weight=0 if ports else 1, epsilon=1 if outside else 2)
 
 
 def _read(graph: Graph, node: Node) -> Iterator[tuple[int, Value]]:
@@ -249,14 +249,14 @@ class _Exponents:
         laws = {i: law for i, law in judged if law is not None}
         pinned = {v.id for v in graph.values if _is_pinned(graph, v, laws)}
         for node in graph.nodes:
-            made = [v.id for v in graph.following_outputs(node)]
-            if not pinned.isdisjoint(made):
-                pinned.update(made)
-        found = cls(
+            result_ids = [v.id for v in graph.following_outputs(node)]
+            if not pinned.isdisjoint(result_ids):
+                pinned.update(result_ids)
+        exponents = cls(
             graph=graph, laws=laws, parents=list(range(len(graph.values))), pinned=pinned
         )
-        found._unite()
-        return found
+        exponents._unite()
+        return exponents
 
     def root(self, value: int) -> int:
         """What stands for the class of a value."""
@@ -283,10 +283,10 @@ class _Exponents:
             law = self.laws.get(node.id)
             if law is None:
                 continue
-            made = [v.id for v in self.graph.following_outputs(node)]
+            results = [v.id for v in self.graph.following_outputs(node)]
             alike = [v.id for p, v in self.operands(node) if p in law.alike]
-            free = [self.root(i) for i in (*made, *alike) if i not in self.pinned]
-            if self.pinned.isdisjoint(made):
+            free = [self.root(i) for i in (*results, *alike) if i not in self.pinned]
+            if self.pinned.isdisjoint(results):
                 for other in free[1:]:
                     self.parents[self.root(other)] = self.root(free[0])
         self.freely = {self.root(v.id) for v in self.graph.values}
@@ -295,8 +295,8 @@ class _Exponents:
             if law is None or not law.weight or self.absorber(node) is not None:
                 continue
             if not any(self._is_of_constants(v) for f, v in self._factors(node) if f == 1):
-                made = self.graph.following_outputs(node)
-                self.freely.difference_update(self.root(v.id) for v in made)
+                results = self.graph.following_outputs(node)
+                self.freely.difference_update(self.root(v.id) for v in results)
 
     def _is_of_constants(self, value: Value) -> bool:
         """Whether a factor is computed of constants for one op, as the ``1 + w`` of a norm."""
@@ -360,10 +360,10 @@ class _Exponents:
 
     def _ask_operands(self, node: Node) -> bool:
         """Scale an operand so that the result is scaled enough, if that can be done freely."""
-        left, made = self._left(node), self._made(node)
+        left, roots = self._left(node), self._made(node)
         for factor, value in self._factors(node):
             root = self.root(value.id)
-            free = root in self.freely and value.id not in self.pinned and root not in made
+            free = root in self.freely and value.id not in self.pinned and root not in roots
             if left < 0 < factor and free:
                 wanted = self.of.get(root, 0) + math.floor(left / factor)
                 if wanted < -_LARGEST_OF_SQUARE:
@@ -378,10 +378,10 @@ class _Exponents:
         Of the classes ``apart`` other ops give values, too: these keep the exponent that they
         need.
         """
-        weight, total, made = self.laws[node.id].weight, self._total(node), self._made(node)
-        if not made or made[0] in self.pinned or not total or total % weight:
+        weight, total, roots = self.laws[node.id].weight, self._total(node), self._made(node)
+        if not roots or roots[0] in self.pinned or not total or total % weight:
             return False
-        root, wanted = made[0], total // weight
+        root, wanted = roots[0], total // weight
         among = root in apart or root in (self.root(v.id) for _, v in self._factors(node))
         if root in self.of and (among or self.of[root] <= wanted):
             return False
@@ -428,10 +428,10 @@ def scaled_plan(plan: Plan, scalings: Iterable[RangeScaling]) -> Plan:
     if not serving:
         return plan
     reasons: dict[str, list[Reason]] = {}
-    for one in serving:
-        for name, reason in one.reasons.items():
+    for scaling in serving:
+        for name, reason in scaling.reasons.items():
             reasons.setdefault(name, []).append(reason)
-    return plan.adjusted([a for one in serving for a in one.adjustments], reasons)
+    return plan.adjusted([a for scaling in serving for a in scaling.adjustments], reasons)
 
 
 def range_scalings(
@@ -471,7 +471,7 @@ def scaled_facts(
     """Facts of the values of ``scaled``, in which ``scalings`` of ``graph`` were made."""
     exponents = {name: e for one in scalings for name, e in one.exponents.items()}
     names = {graph.values[i].name: f for i, f in facts.items()}
-    found = {
+    facts_by_value = {
         v.id: names[v.name].scaled(exponents.get(v.name, 0))
         for v in scaled.values
         if v.name in names
@@ -480,12 +480,13 @@ def scaled_facts(
     for node in scaled.nodes:
         inserted = node.op == "mul" and node.name not in own
         factors = _numbers_of(scaled, node) if inserted else []
-        if len(factors) == 1 and node.inputs[0] in found:  # a multiplication that was inserted
+        # A multiplication that was inserted.
+        if len(factors) == 1 and node.inputs[0] in facts_by_value:
             power = math.frexp(factors[0])[1] - 1
             for index in node.outputs:
                 if index is not None:
-                    found[index] = found[node.inputs[0]].scaled(power)
-    return found
+                    facts_by_value[index] = facts_by_value[node.inputs[0]].scaled(power)
+    return facts_by_value
 
 
 def _numbers_of(graph: Graph, node: Node) -> list[float]:
@@ -555,15 +556,15 @@ class _Changes:
 
     def _shift(self, node: Node, value: Value, exponent: int) -> None:
         """Add a number to the operand of an exponential, which multiplies its results."""
-        made = self.made.setdefault(node.id, [])
-        before = made.pop() if made else None  # the operand is multiplied first
+        adjustments = self.made.setdefault(node.id, [])
+        before = adjustments.pop() if adjustments else None  # the operand is multiplied first
         by = Adjustment(
             node=node.name,
             axis=WHOLE,
             exponents=() if before is None else before.exponents,
             add=(float(np.float32(exponent * math.log(2))),),
         )
-        made.append(by)
+        adjustments.append(by)
         self.shifted.add(node.id)
 
     def _multiply_attribute(self, node: Node, name: str, exponent: int) -> None:
@@ -612,8 +613,8 @@ class _Changes:
             read[value.id] = self._own(value) + exponent
         if node.inputs.count(value.id) > 1:
             self.failed.add(node.id)
-        made = Adjustment(node=node.name, port=port, axis=WHOLE, exponents=(exponent,))
-        self.made.setdefault(node.id, []).append(made)
+        adjustment = Adjustment(node=node.name, port=port, axis=WHOLE, exponents=(exponent,))
+        self.made.setdefault(node.id, []).append(adjustment)
 
     def parts(self) -> Iterator[frozenset[int]]:
         """Ids of ops that connected values with an exponent are read or made by."""
@@ -622,10 +623,10 @@ class _Changes:
         nodes: dict[int, set[int]] = {}
         for node in graph.nodes:
             ports = {i for i in (*node.inputs, *node.outputs) if i is not None}
-            found = {exponents.root(i) for i in ports if exponents.at(i)}
-            if found or node.id in self.made:
-                roots[node.id] = found
-            for root in found:
+            node_roots = {exponents.root(i) for i in ports if exponents.at(i)}
+            if node_roots or node.id in self.made:
+                roots[node.id] = node_roots
+            for root in node_roots:
                 nodes.setdefault(root, set()).add(node.id)
         while roots:
             part, waiting = set[int](), [next(iter(roots))]
@@ -680,8 +681,8 @@ class _Changes:
     ) -> Reason:
         """Why values at ``node`` are scaled: it is one of ``served``, or connected to them."""
         nodes = [node] if node in served else served
-        found = [(n, v) for n in nodes for v in self._values(n) if v.id in self.wanted]
-        at, worst = max(found, key=lambda one: facts[one[1].id].largest)
+        candidates = [(n, v) for n in nodes for v in self._values(n) if v.id in self.wanted]
+        at, worst = max(candidates, key=lambda one: facts[one[1].id].largest)
         power = self._seen(at, worst)
         text = (
             f"{worst.name} reaches {facts[worst.id].largest:.6g}, more than half of"
@@ -708,13 +709,15 @@ class _Changes:
 
     def _serves(self, node: int) -> bool:
         """Whether all that ``node`` reads and gives is scaled as much as it needs."""
-        found = [v for v in self._values(node) if v.id in self.wanted]
-        return bool(found) and all(self._seen(node, v) <= self.wanted[v.id] for v in found)
+        wanted_values = [v for v in self._values(node) if v.id in self.wanted]
+        return bool(wanted_values) and all(
+            self._seen(node, v) <= self.wanted[v.id] for v in wanted_values
+        )
 
     def _values(self, node: int) -> Iterator[Value]:
         """The fp32 values that an op reads or gives, without constants."""
-        found = self.graph.nodes[node]
-        for index in (*found.inputs, *found.outputs):
+        op = self.graph.nodes[node]
+        for index in (*op.inputs, *op.outputs):
             if index is not None:
                 value = self.graph.values[index]
                 if value.constant is None and value.format is Format.FP32:
@@ -722,12 +725,12 @@ class _Changes:
 
     def _least_product(self, node: int, facts: Facts) -> float:
         """The least magnitude of a product of two factors, scaled; inf for other ops."""
-        found = self.graph.nodes[node]
+        op = self.graph.nodes[node]
         law = self.exponents.laws.get(node)
         if law is None or len(law.factors) < 2 or -1 in law.factors.values():
             return math.inf
-        values = [self.graph.read(found, p) for p in law.factors]
-        least = math.ldexp(1.0, self.exponents.result(found))
+        values = [self.graph.read(op, p) for p in law.factors]
+        least = math.ldexp(1.0, self.exponents.result(op))
         for value in filter(None, values):
             constant, seen = value.constant, facts.get(value.id)
             if constant is not None:

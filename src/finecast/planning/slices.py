@@ -54,8 +54,8 @@ class Slice:
         starts = [self.indices[0], *breaks]
         ends = [a + 1 for a, b in pairwise(self.indices) if b != a + 1]
         runs = zip(starts, [*ends, self.indices[-1] + 1], strict=True)
-        told = ",".join(str(a) if b == a + 1 else f"{a}:{b}" for a, b in runs)
-        return f"[{':, ' * self.axis}{told}]"
+        ranges = ",".join(str(a) if b == a + 1 else f"{a}:{b}" for a, b in runs)
+        return f"[{':, ' * self.axis}{ranges}]"
 
 
 WHOLE: Final = Slice()
@@ -74,8 +74,8 @@ def slices_of(wanted: _Array, named: int | None = None) -> tuple[Slice, ...]:
     if named is not None and -wanted.ndim <= named < wanted.ndim:
         axis = named % wanted.ndim
         alive = (np.moveaxis(wanted, axis, 0) != 0).any(axis=tuple(range(1, wanted.ndim)))
-        found = tuple(Slice(axis=axis, indices=(int(i),)) for i in np.flatnonzero(alive))
-        return found or (WHOLE,)
+        slices = tuple(Slice(axis=axis, indices=(int(i),)) for i in np.flatnonzero(alive))
+        return slices or (WHOLE,)
     with np.errstate(over="ignore", invalid="ignore"):
         sizes = np.abs(wanted.astype(np.float32))
     sizes[~np.isfinite(sizes)] = 0

@@ -94,8 +94,8 @@ class Report(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, as ``--json`` prints it: strict JSON."""
-        found: dict[str, Any] = finite(self._content())
-        return found
+        content: dict[str, Any] = finite(self._content())
+        return content
 
     def _repr_html_(self) -> str:
         """The lines and the tables, for a notebook."""

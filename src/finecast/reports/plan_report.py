@@ -53,9 +53,9 @@ class PlanReport(Report):
         Raises:
             UsageError: If a part is not what that verb gives.
         """
-        given = {name: dict(part) for name, part in parts.items() if part is not None}
-        content = {**self.content, **given}
-        check_content(content, where=", ".join(f"--{name}" for name in given))
+        given_parts = {name: dict(part) for name, part in parts.items() if part is not None}
+        content = {**self.content, **given_parts}
+        check_content(content, where=", ".join(f"--{name}" for name in given_parts))
         return replace(self, content=content)
 
     @property
@@ -63,12 +63,12 @@ class PlanReport(Report):
         """The verdict, what limits precision, and the next faster plan, in sentences."""
         said, diff, blame = (self.content.get(part) for part in ("summary", "diff", "blame"))
         assert said is not None
-        found = [said["verdict"], said["heading"], *_texts(said["limits"])]
-        found += [said.get("kept_heading", ""), *_texts(said.get("kept", ()))]
-        found += [*said.get("decisions", ()), said["next_faster"]]
-        found += [f"From {diff['before']}: {'; '.join(diff['summary'])}."] if diff else []
-        found += [f"{blame['low']}: {blame['verdict']}."] if blame else []
-        return [line for line in found if line]
+        lines = [said["verdict"], said["heading"], *_texts(said["limits"])]
+        lines += [said.get("kept_heading", ""), *_texts(said.get("kept", ()))]
+        lines += [*said.get("decisions", ()), said["next_faster"]]
+        lines += [f"From {diff['before']}: {'; '.join(diff['summary'])}."] if diff else []
+        lines += [f"{blame['low']}: {blame['verdict']}."] if blame else []
+        return [line for line in lines if line]
 
     def _content(self) -> dict[str, Any]:
         return dict(self.content)
@@ -113,10 +113,10 @@ def read_part(path: Path) -> dict[str, Any]:
     """
     fix = "give what finecast prints with --json"
     text = read_text(path, what="file", most_bytes=_LARGEST_BYTES, fix=fix)
-    found = _parsed(text, str(path), fix)
-    if not isinstance(found, dict):
+    part = _parsed(text, str(path), fix)
+    if not isinstance(part, dict):
         raise UsageError("it is no JSON object", where=str(path), fix=fix)
-    return cast("dict[str, Any]", found)
+    return cast("dict[str, Any]", part)
 
 
 def _parsed(text: str, where: str, fix: str) -> Any:
@@ -245,8 +245,8 @@ def _dangling(content: Any) -> Iterator[str]:
     for place, count, numbers in _references(content):
         if any(not 0 <= n < count for n in numbers):
             yield f"{place} names one of {count} that is not there"
-    made = [v["from"] for v in content["values"] if _is(v["from"], "integer")]
-    if any(not 0 <= n < ops for n in made):
+    producers = [v["from"] for v in content["values"] if _is(v["from"], "integer")]
+    if any(not 0 <= n < ops for n in producers):
         yield f"a value comes from one of {ops} ops that is not there"
 
 

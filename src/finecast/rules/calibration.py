@@ -65,24 +65,24 @@ def calibrated(
                 operands[index] = _encoded(graph, value, facts, fmt, calibration, results)
             else:
                 came = _came_as(value, fmt, fmt.grid(constant=True), calibration)
-                found = Scaled.of_constant(
+                encoding = Scaled.of_constant(
                     fmt,
                     value.constant.read(),
                     axes,
                     least_error=calibration is Calibration.MSE,
                 )
                 if calibration is Calibration.GPTQ:
-                    found = _compensated(graph, node, index, found, facts)
-                constants[index] = found if came is None or not _fits(came, axes) else came
+                    encoding = _compensated(graph, node, index, encoding, facts)
+                constants[index] = encoding if came is None or not _fits(came, axes) else came
         except ValueError as error:
             raise ValueError(f"{value.name} has no {fmt.label} scale: {error}") from error
-    given = coded_result(graph, node) if results else None
-    if given is None:
+    result_value = coded_result(graph, node) if results else None
+    if result_value is None:
         return Encodings(operands=operands, constants=constants, result=fmt.result)
     try:
-        result = _encoded(graph, given, facts, fmt, calibration, results)
+        result = _encoded(graph, result_value, facts, fmt, calibration, results)
     except ValueError as error:
-        raise ValueError(f"{given.name} has no {fmt.label} scale: {error}") from error
+        raise ValueError(f"{result_value.name} has no {fmt.label} scale: {error}") from error
     return Encodings(operands=operands, constants=constants, result=result)
 
 
@@ -100,8 +100,8 @@ def _compensated(graph: Graph, node: Node, index: int, found: Scaled, facts: Fac
     if key not in seen.moments.chosen:
         assert constant is not None
         numbers = constant.read().astype(np.float32, copy=False)
-        made = compensated(found, numbers, *seen.moments.read())
-        seen.moments.chosen[key] = made.shifts
+        gptq_encoding = compensated(found, numbers, *seen.moments.read())
+        seen.moments.chosen[key] = gptq_encoding.shifts
     return replace(found, shifts=seen.moments.chosen[key])
 
 
@@ -129,11 +129,11 @@ def uncalibrated(graph: Graph, formats: Collection[Format], facts: Facts) -> lis
     every = (
         text for f in scaled for n in graph.float_nodes for text in _lack(graph, n, f, facts)
     )
-    found = list(dict.fromkeys(every))
-    if not found:
+    lacks = list(dict.fromkeys(every))
+    if not lacks:
         return []
-    more = left_out(len(found), 1, " of the kind")
-    return ["; ".join([f"{found[0]}: ops that read it keep fp32", *more])]
+    more = left_out(len(lacks), 1, " of the kind")
+    return ["; ".join([f"{lacks[0]}: ops that read it keep fp32", *more])]
 
 
 def _lack(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Iterator[str]:
@@ -151,12 +151,12 @@ def _lack(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Iterator[str]:
 
 def calibrated_nodes(graph: Graph, fmt: Format, facts: Facts) -> dict[int, Encodings]:
     """The encodings of every fp32 op that can run in ``fmt``, by node id."""
-    found: dict[int, Encodings] = {}
+    encodings: dict[int, Encodings] = {}
     for node in graph.float_nodes:
         if node.format is Format.FP32:
             with suppress(ValueError):
-                found[node.id] = calibrated(graph, node, fmt, facts)
-    return found
+                encodings[node.id] = calibrated(graph, node, fmt, facts)
+    return encodings
 
 
 def _seen(graph: Graph, value: Value, facts: Facts) -> ValueFacts | None:

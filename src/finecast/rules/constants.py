@@ -55,9 +55,9 @@ def constant_problem(
 
 def scalars(node: Node) -> tuple[float, ...]:
     """Finite numbers that a node has as operands in attributes, as the 2 of ``add(x, 2)``."""
-    given = node.attributes.get(SCALARS, ())
-    found = given if isinstance(given, tuple) else (given,)
-    return tuple(n for n in found if isinstance(n, int | float) and math.isfinite(n))
+    attribute = node.attributes.get(SCALARS, ())
+    numbers = attribute if isinstance(attribute, tuple) else (attribute,)
+    return tuple(n for n in numbers if isinstance(n, int | float) and math.isfinite(n))
 
 
 def _problem(largest: float, smallest: float, low: Format) -> ConstantProblem | None:
@@ -86,10 +86,10 @@ def first_problem(graph: Graph, node: Node, low: Format) -> tuple[str, ConstantP
 
 
 def _judge_constants(node: Node, context: Context) -> Ruling | None:
-    found = first_problem(context.graph, node, context.low)
-    if found is None:
+    named_problem = first_problem(context.graph, node, context.low)
+    if named_problem is None:
         return None
-    name, problem = found
+    name, problem = named_problem
     return Ruling(
         permits=KEEP,
         text=f"constant {name} is {_SAYS[problem.what]} {context.low.label}",
@@ -187,14 +187,14 @@ def _judge_guarded(node: Node, context: Context) -> Ruling | None:
 
 def _guarded(graph: Graph, low: Format) -> dict[int, int]:
     """By node id, for guarded divisions and ops in front of them, the constant's node."""
-    found: dict[int, int] = {}
+    guards: dict[int, int] = {}
     for node in graph.float_nodes:
         port = DIVISORS.get(node.op)
         if port is not None and port < len(node.inputs):
             path, guard = _way_back(graph, node.inputs[port], low)
             if guard is not None:
-                found.update(dict.fromkeys((node.id, *path), guard))
-    return found
+                guards.update(dict.fromkeys((node.id, *path), guard))
+    return guards
 
 
 def _way_back(graph: Graph, value: int | None, low: Format) -> tuple[list[int], int | None]:

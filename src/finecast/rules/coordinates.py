@@ -87,13 +87,13 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 def _kept(graph: Graph, low: Format) -> dict[int, str]:
     """By node id, why nodes that compute or read coordinates keep fp32."""
-    found = _Forwards(graph, low).kept()
-    into = _backwards(graph, found)
+    forwards = _Forwards(graph, low).kept()
+    into = _backwards(graph, forwards)
     shifts = [n for n in map(graph.nodes.__getitem__, into) if _on_grid(n, graph)]
     if shifts:
-        found = _Forwards(graph, low, [i for n in shifts for i in n.outputs]).kept()
-        into = _backwards(graph, found)
-    return into | found
+        forwards = _Forwards(graph, low, [i for n in shifts for i in n.outputs]).kept()
+        into = _backwards(graph, forwards)
+    return into | forwards
 
 
 class _Forwards:
@@ -109,16 +109,16 @@ class _Forwards:
         self.fixed = {v.id for v in graph.values if v.constant is not None}
 
     def kept(self) -> dict[int, str]:
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         for node in self.graph.nodes:
             if node.op in _COUNTERS:
-                found[node.id] = f"{node.op} counts: whole numbers that the format may lack"
+                reasons[node.id] = f"{node.op} counts: whole numbers that the format may lack"
                 self._mark(node, _Kind.SURE)
             elif self._reads(node):
-                found[node.id] = "it reads positions or counts, whose digits all matter"
+                reasons[node.id] = "it reads positions or counts, whose digits all matter"
             if all(i in self.fixed for i in node.inputs if i is not None):
                 self.fixed.update(i for i in node.outputs if i is not None)
-        return found
+        return reasons
 
     def _reads(self, node: Node) -> bool:
         """Whether ``node`` has to read coordinates in fp32; marks results that are some."""
@@ -157,12 +157,12 @@ class _Forwards:
 
 def _backwards(graph: Graph, forwards: Mapping[int, str]) -> dict[int, str]:
     """One walk against the graph's order, which starts at ops with sensitive inputs."""
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     later = graph.once(ops_for_backward)
     chain = {node.id for node in graph.nodes if _decides(graph, node)}
     for node in reversed(graph.nodes):
         if _sensitive_ports(graph, node):
-            found[node.id] = f"{node.op} reads positions or decides by them: it reads fp32"
+            reasons[node.id] = f"{node.op} reads positions or decides by them: it reads fp32"
             continue
         kind = by_name(node.op).kind
         summed = kind is OpKind.REDUCTION
@@ -177,14 +177,14 @@ def _backwards(graph: Graph, forwards: Mapping[int, str]) -> dict[int, str]:
             continue
         if decides:
             chain.add(node.id)
-        feeds = [_feeds(graph, n, i, found, forwards) for n, i in readers]
+        feeds = [_feeds(graph, n, i, reasons, forwards) for n, i in readers]
         if any(feeds) and (all(feeds) or _on_grid(node, graph)):
-            into = next((graph.nodes[n].name for n, _ in readers if n in found), None)
+            into = next((graph.nodes[n].name for n, _ in readers if n in reasons), None)
             if into is not None:
-                found[node.id] = (
+                reasons[node.id] = (
                     f"its result goes to {into}, which reads positions or decides by them"
                 )
-    return found
+    return reasons
 
 
 def _feeds(
@@ -212,8 +212,8 @@ def _sensitive_ports(graph: Graph, node: Node) -> tuple[int, ...]:
     inputs = [None if i is None else values[i] for i in node.inputs]
     ports = _SENSITIVE.get(node.op, ())
     if node.op == "cast":
-        made = {values[i].dtype for i in node.outputs if i is not None}
-        ports = (0,) if any("int" in d for d in made) else ()
+        dtypes = {values[i].dtype for i in node.outputs if i is not None}
+        ports = (0,) if any("int" in d for d in dtypes) else ()
     zeros = (
         v.constant.largest == 0 for v in inputs if v is not None and v.constant is not None
     )
@@ -227,13 +227,13 @@ def _sensitive_ports(graph: Graph, node: Node) -> tuple[int, ...]:
 
 def _deciding(graph: Graph) -> frozenset[int | None]:
     """Ids of the truth values that reach a branch or a loop, by ops on truth values."""
-    found: set[int | None] = set()
+    truths: set[int | None] = set()
     for node in reversed(graph.nodes):
-        decides = by_name(node.op).kind is OpKind.CONTROL or found.intersection(node.outputs)
+        decides = by_name(node.op).kind is OpKind.CONTROL or truths.intersection(node.outputs)
         if decides:
             read = (i for i in node.inputs if i is not None)
-            found.update(i for i in read if graph.values[i].dtype == "bool")
-    return frozenset(found)
+            truths.update(i for i in read if graph.values[i].dtype == "bool")
+    return frozenset(truths)
 
 
 def _decides(graph: Graph, node: Node) -> bool:

@@ -35,8 +35,8 @@ def random_notes(graph: Graph, *, fixed: bool) -> list[str]:
 
     ``fixed`` says whether engines load the model with fixed draws.
     """
-    found = (node for node in graph.nodes if draws(graph, node))
-    names = [f"{node.name} ({node.native.rpartition('::')[2]})" for node in found]
+    random_nodes = (node for node in graph.nodes if draws(graph, node))
+    names = [f"{node.name} ({node.native.rpartition('::')[2]})" for node in random_nodes]
     if not names:
         return []
     text = f"random draws of {listed(names, _NAMED)} are"

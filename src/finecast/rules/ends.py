@@ -51,18 +51,18 @@ def _low_outputs(graph: Graph, policy: Policy) -> frozenset[int]:
 
 def _ends(graph: Graph, low: frozenset[int]) -> frozenset[int]:
     """Values that are fp32 outputs, or are only moved to such; others do not read them."""
-    found: set[int] = set()
+    end_ids: set[int] = set()
 
     def ends(value: Value) -> bool:
         if value.id in low or not (value.is_output or value.uses):
             return False
         readers = [graph.nodes[number] for number in value.uses]
         moved = (v.id for reader in readers for v in graph.following_outputs(reader))
-        return all(by_name(r.op).places for r in readers) and found.issuperset(moved)
+        return all(by_name(r.op).places for r in readers) and end_ids.issuperset(moved)
 
     for node in reversed(graph.nodes):
-        found.update(v.id for v in graph.following_outputs(node) if ends(v))
-    return frozenset(found)
+        end_ids.update(v.id for v in graph.following_outputs(node) if ends(v))
+    return frozenset(end_ids)
 
 
 def _in_a_product(graph: Graph, node: Node, steps: int = _MOST_FUSED) -> bool:

@@ -32,12 +32,12 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 def _compared(graph: Graph) -> dict[int, int]:
     """The comparison's id by its own id and by the ids of ops that select for it."""
-    found: dict[int, int] = {}
+    comparisons: dict[int, int] = {}
     for node in graph.float_nodes:
         if node.op in _COMPARISONS:
-            found[node.id] = node.id
-            _go_back(graph, node, found)
-    return found
+            comparisons[node.id] = node.id
+            _go_back(graph, node, comparisons)
+    return comparisons
 
 
 def _go_back(graph: Graph, comparison: Node, found: dict[int, int]) -> None:

@@ -43,13 +43,13 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 def _undone(graph: Graph) -> dict[int, tuple[int, int]]:
     """The exponential, and what undoes it, by the ids of all ops from one to the other."""
-    found: dict[int, tuple[int, int]] = {}
+    spans: dict[int, tuple[int, int]] = {}
     for node in graph.float_nodes:
         if node.op == "exp" and not _at_most_zero(graph, node):
             for end, between in _ends(graph, node):
                 for number in (node.id, *between, end.id):
-                    found.setdefault(number, (node.id, end.id))
-    return found
+                    spans.setdefault(number, (node.id, end.id))
+    return spans
 
 
 def _ends(graph: Graph, exponential: Node) -> list[tuple[Node, set[int]]]:
@@ -82,13 +82,15 @@ def _undoes(end: Node, reached: set[int]) -> bool:
 
 def _before(graph: Graph, end: Node, carriers: dict[int, Node]) -> set[int]:
     """Those of ``carriers`` from which a value reaches ``end``."""
-    found, waiting = set[int](), [end]
+    node_ids, waiting = set[int](), [end]
     while waiting:
         makers = map(graph.maker, graph.following_inputs(waiting.pop()))
-        new = [m for m in makers if m is not None and m.id in carriers and m.id not in found]
-        found.update(m.id for m in new)
+        new = [
+            m for m in makers if m is not None and m.id in carriers and m.id not in node_ids
+        ]
+        node_ids.update(m.id for m in new)
         waiting += new
-    return found
+    return node_ids
 
 
 def _at_most_zero(graph: Graph, exponential: Node) -> bool:

@@ -72,16 +72,16 @@ class Histogram:
     def of(cls, numbers: NDArray[np.float32]) -> Histogram:
         """The histogram of finite numbers."""
         # By sign, exponent, and the first three bits of the fraction: the eighth of a binade.
-        found = np.zeros((2, _SIGN), np.int64)
+        tallies = np.zeros((2, _SIGN), np.int64)
         for bits, places in _in_parts(numbers, np.int64):
             # Unlike ``bincount`` it seeks no least and no largest place first.
-            np.add.at(found.ravel(), np.right_shift(bits, _DROPPED, out=places), 1)
+            np.add.at(tallies.ravel(), np.right_shift(bits, _DROPPED, out=places), 1)
         counts = np.zeros(2 * _BINS, np.int64)
         first = _SUBNORMAL_BINADES * _PER_BINADE
-        normal = found[:, _PER_BINADE : _SIGN - _PER_BINADE]
+        normal = tallies[:, _PER_BINADE : _SIGN - _PER_BINADE]
         counts[_BINS + first :] = normal[0]
         counts[: _BINS - first] = normal[1, ::-1]
-        below = int(found[:, :_PER_BINADE].sum())
+        below = int(tallies[:, :_PER_BINADE].sum())
         if below and below > np.count_nonzero(numbers == 0):  # not only zeros
             small = numbers[np.abs(numbers) < _SMALLEST_NORMAL]
             counts += np.bincount(_bins(small[small != 0]) + _BINS, minlength=len(counts))
@@ -89,8 +89,8 @@ class Histogram:
 
     @classmethod
     def _dense(cls, counts: NDArray[np.int64]) -> Histogram:
-        found = np.flatnonzero(counts)
-        return cls(bins=found - _BINS, counts=counts[found])
+        places = np.flatnonzero(counts)
+        return cls(bins=places - _BINS, counts=counts[places])
 
     def merge(self, other: Histogram) -> Histogram:
         """The histogram of both sets of numbers; associative and commutative."""

@@ -42,12 +42,12 @@ def may_be_zeros(graph: Graph, value: Value) -> bool:
     """Whether a settled value may hold zeros alone: a move of a constant has its numbers."""
     waiting, seen = [value], {value.id}
     while waiting:
-        one = waiting.pop()
-        if one.constant is not None:
-            if one.constant.largest > 0:
+        source = waiting.pop()
+        if source.constant is not None:
+            if source.constant.largest > 0:
                 return False
             continue
-        maker = graph.maker(one)
+        maker = graph.maker(source)
         if maker is not None and by_name(maker.op).exact:
             sources = [v for v in graph.following_inputs(maker) if v.id not in seen]
             seen.update(v.id for v in sources)
@@ -58,12 +58,12 @@ def may_be_zeros(graph: Graph, value: Value) -> bool:
 def _folded(graph: Graph) -> frozenset[int]:
     """Ids of the nodes that compute from float constants, or move what those read."""
     computed = [n for n in graph.nodes if n.id in graph.once(computed_from_constants)]
-    found: set[int] = set()
+    node_ids: set[int] = set()
     for node in reversed(computed):
         readers = {n for v in graph.following_outputs(node) for n in v.uses}
-        if not by_name(node.op).exact or readers & found:
-            found.add(node.id)
-    return frozenset(found)
+        if not by_name(node.op).exact or readers & node_ids:
+            node_ids.add(node.id)
+    return frozenset(node_ids)
 
 
 def computed_from_constants(graph: Graph) -> frozenset[int]:
@@ -73,14 +73,14 @@ def computed_from_constants(graph: Graph) -> frozenset[int]:
     state with them that weights are widened.
     """
     fixed = {v.id for v in graph.values if v.constant is not None}
-    found: set[int] = set()
+    node_ids: set[int] = set()
     for node in graph.nodes:
         reads = [i for i in node.inputs if i is not None]
         floats = node.format is None or any(graph.following_inputs(node))
         if reads and floats and all(i in fixed for i in reads):
-            found.add(node.id)
+            node_ids.add(node.id)
             fixed.update(i for i in node.outputs if i is not None)
-    return frozenset(found)
+    return frozenset(node_ids)
 
 
 FOLDED = Rule(name="folded", judge=_judge)

@@ -132,16 +132,16 @@ class _Search:
 
     def of(self, value: Value, least: float) -> Node | None:
         """The last op that absorbs a value, of which what overflowed is at least ``least``."""
-        found: Node | None = None
+        absorber: Node | None = None
         readers = {node.id: node for node in self.graph.readers(value)}
         if value.is_output:
             return None
         for node in readers.values():
             self.left -= 1
-            found = None if self.left < 0 else self._at(node, value, least)
-            if found is None:
+            absorber = None if self.left < 0 else self._at(node, value, least)
+            if absorber is None:
                 return None
-        return found
+        return absorber
 
     def _at(self, node: Node, value: Value, least: float) -> Node | None:
         if node.region or node.inputs.count(value.id) != 1:
@@ -153,9 +153,9 @@ class _Search:
         results = list(self.graph.following_outputs(node))
         if after is None or not results or not math.isfinite(after):
             return None
-        found = [self.of(result, after) for result in results if result.uses]
+        absorbers = [self.of(result, after) for result in results if result.uses]
         ends = any(result.is_output for result in results)
-        return None if ends or not found or not all(found) else found[-1]
+        return None if ends or not absorbers or not all(absorbers) else absorbers[-1]
 
     def _after(self, node: Node, value: Value, least: float) -> float | None:
         """The least magnitude of the results of what overflowed; None if Infs get lost."""

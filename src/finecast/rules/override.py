@@ -78,9 +78,9 @@ def check_overrides(graph: Graph) -> None:
 def unmatched(overrides: Overrides, graphs: Sequence[Graph]) -> Overrides:
     """Those of the overrides that match no op of any graph."""
     return {
-        name: one
-        for name, one in overrides.items()
-        if not any(_is_for(one, node, graph) for graph in graphs for node in graph.nodes)
+        name: rule
+        for name, rule in overrides.items()
+        if not any(_is_for(rule, node, graph) for graph in graphs for node in graph.nodes)
     }
 
 
@@ -106,9 +106,9 @@ def parameters(rule: Callable[..., Any]) -> int:
 
 def _read(name: str, rule: Callable[..., Any]) -> Override:
     for guest in map(guest_of, GUESTS):
-        found = guest.override(name, rule)
-        if found is not None:
-            return found
+        own_override = guest.override(name, rule)
+        if own_override is not None:
+            return own_override
     if parameters(rule) != 1:
         raise UsageError(
             "a rule takes a node, or (args, ret_type, amp_dtype)",

@@ -55,11 +55,11 @@ def quantized_notes(graph: Graph) -> list[str]:
     # Such as QLinearConv, which computes on integers itself.
     steps = (n for n in graph.nodes if by_name(n.op).kind is OpKind.QUANTIZE)
     computed = {n.id for n in steps if n.op not in STATES_CODES}
-    found = graph.once(_regions) | computed
-    if not found:
+    ids = graph.once(_regions) | computed
+    if not ids:
         return []
     every = len(computed.union(n.id for n in graph.float_nodes))
-    return [f"{len(found)} of {every} ops came quantized by another tool and stay as they are"]
+    return [f"{len(ids)} of {every} ops came quantized by another tool and stay as they are"]
 
 
 def computed_in(graph: Graph, node: Node) -> str:
@@ -81,9 +81,9 @@ def _regions(graph: Graph) -> frozenset[int]:
     """Ids of the float nodes that engines run on integers, or that scale integer sums."""
     if not any(_quantizes(n) for n in graph.nodes):
         return frozenset()
-    found: dict[int, _From] = {}
-    scaling = frozenset(n.id for n in graph.nodes if _scales(graph, n, found))
-    return scaling | _fused(graph, found)
+    sources: dict[int, _From] = {}
+    scaling = frozenset(n.id for n in graph.nodes if _scales(graph, n, sources))
+    return scaling | _fused(graph, sources)
 
 
 def _quantizes(node: Node) -> bool:

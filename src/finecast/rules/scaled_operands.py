@@ -128,12 +128,12 @@ def _only_reader(graph: Graph, value: Value, op: str) -> Node | None:
 def products_of_values(graph: Graph) -> frozenset[int]:
     """Ids of the matrix products of two values that are computed in every run."""
     known = graph.once(settled)
-    found: set[int] = set()
+    product_ids: set[int] = set()
     for node in (n for n in graph.nodes if n.op == "matmul"):
         operands = [_operand(graph, node, index) for index in (0, 1)]
         if all(v is not None and v.id not in known for v in operands):
-            found.add(node.id)
-    return frozenset(found)
+            product_ids.add(node.id)
+    return frozenset(product_ids)
 
 
 def factors(graph: Graph, index: int) -> frozenset[int]:
@@ -144,8 +144,8 @@ def factors(graph: Graph, index: int) -> frozenset[int]:
     """
 
     def read(nodes: Iterable[int], index: int) -> set[int]:
-        found = (graph.read(graph.nodes[n], index) for n in nodes)
-        return {origin(graph, v).id for v in found if v is not None}
+        operands = (graph.read(graph.nodes[n], index) for n in nodes)
+        return {origin(graph, v).id for v in operands if v is not None}
 
     products, kinds = graph.once(products_of_values), _PRODUCTS | _CONVOLUTIONS
     others = [n.id for n in graph.nodes if n.op in kinds and n.id not in products]
@@ -248,22 +248,22 @@ def _joins(graph: Graph, value: Value) -> bool:
     A bias or scale, stated as an op with a constant, and roundings by an earlier conversion
     may stand between.
     """
-    made = graph.maker(value)
-    if made is None or len(value.uses) != 1 or value.is_output:
+    maker = graph.maker(value)
+    if maker is None or len(value.uses) != 1 or value.is_output:
         return False
-    sources = [graph.values[i] for i in made.inputs if i is not None]
-    given = [v for v in sources if v.id not in graph.once(settled)]
-    if ROUNDS in made.attributes and sources:
+    sources = [graph.values[i] for i in maker.inputs if i is not None]
+    computed_values = [v for v in sources if v.id not in graph.once(settled)]
+    if ROUNDS in maker.attributes and sources:
         return _joins(graph, sources[0])
-    if made.op in _BIASES_AND_SCALES and len(given) == 1:
-        return _joins(graph, given[0])
-    return made.op in _CONVOLUTIONS
+    if maker.op in _BIASES_AND_SCALES and len(computed_values) == 1:
+        return _joins(graph, computed_values[0])
+    return maker.op in _CONVOLUTIONS
 
 
 def _operand(graph: Graph, node: Node, index: int) -> Value | None:
     """The value at an input that has the op's own format."""
-    found = graph.read(node, index)
-    return found if found is not None and node.follows_in[index] else None
+    operand = graph.read(node, index)
+    return operand if operand is not None and node.follows_in[index] else None
 
 
 _OPERANDS: Final[Mapping[str, Callable[[Graph, Node], Axes]]] = {

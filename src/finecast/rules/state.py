@@ -51,20 +51,24 @@ def _leading(graph: Graph) -> dict[int, int]:
     states = {state for state, _ in writes}
     shapes = {graph.values[s].shape for s in states}
     mixed = _mixed(graph, states, shapes) if states else frozenset[int]()
-    found: dict[int, int] = {}
+    states_by_node: dict[int, int] = {}
     for state, source in writes:
         waiting = [graph.values[source]]
         while waiting:
             value = waiting.pop()
             node = graph.maker(value)
-            if node is None or node.id in found or _keeps_own_type(graph, node, value):
+            if (
+                node is None
+                or node.id in states_by_node
+                or _keeps_own_type(graph, node, value)
+            ):
                 continue
             along = node.id not in mixed or _is_along(graph, node, shapes)
             if along or not by_name(node.op).matmul_engine:
-                found[node.id] = state
+                states_by_node[node.id] = state
             if along:
                 waiting += (graph.values[i] for i in node.inputs if i is not None)
-    return found
+    return states_by_node
 
 
 def _pairs(node: Node) -> Iterator[tuple[int | None, int | None]]:

@@ -99,8 +99,8 @@ def _normalized(node: Node, context: Context) -> int:
     shape = (facts.shape if facts else value.shape if value else None) or ()
     axes: Any = node.attributes.get("axes", node.attributes.get("axis", of))
     if len(node.inputs) > 1 and node.inputs[1] is not None:  # OpenVINO's norms read them
-        given = context.graph.values[node.inputs[1]].constant
-        axes = () if given is None else given.read().reshape(-1).tolist()
+        constant = context.graph.values[node.inputs[1]].constant
+        axes = () if constant is None else constant.read().reshape(-1).tolist()
     axes = (axes,) if isinstance(axes, int) else axes
     sizes = [shape[a] for a in axes if of and -len(shape) <= a < len(shape)]
     return math.prod(s for s in sizes if isinstance(s, int)) if sizes else 0

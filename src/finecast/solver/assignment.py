@@ -189,17 +189,17 @@ def chain_profile(problem: Problem, order: Ints, steps: int) -> ChainProfile:
     time[0] = np.where(first, problem.time_low, problem.time_high).sum()
     error = total_by(order, problem.error, steps + 1)
     sides = np.concatenate([order, [0, steps]])  # looked up by PINNED_LOW, PINNED_HIGH
-    made, used = sides[problem.producer], sides[problem.consumer_unit]
-    earliest = np.full(len(made), steps)
-    latest = np.zeros(len(made), dtype=np.int64)
-    np.minimum.at(earliest, problem.consumer_value, used)
-    np.maximum.at(latest, problem.consumer_value, used)
-    rounded = np.minimum(made, earliest)
+    producer_steps, consumer_steps = sides[problem.producer], sides[problem.consumer_unit]
+    earliest = np.full(len(producer_steps), steps)
+    latest = np.zeros(len(producer_steps), dtype=np.int64)
+    np.minimum.at(earliest, problem.consumer_value, consumer_steps)
+    np.maximum.at(latest, problem.consumer_value, consumer_steps)
+    rounded = np.minimum(producer_steps, earliest)
     error += total_by(rounded, problem.value_error, steps + 1)
     casts = np.zeros(steps + 1)
     for begin, end, cost in (
-        (earliest, made, problem.down_cost),
-        (made, latest, problem.up_cost),
+        (earliest, producer_steps, problem.down_cost),
+        (producer_steps, latest, problem.up_cost),
     ):
         cast = (begin < end) & (cost > 0)
         for at, sign in ((begin[cast], 1.0), (end[cast], -1.0)):

@@ -78,8 +78,8 @@ def improved(problem: LabelProblem, lam: float, known: Labelling) -> Labelling:
     label = _Program(problem, lam).solved(_SCALE / scale)
     if label is None:
         return known
-    found = evaluate(problem, label)
-    return found if found.cost(lam) < scale else known
+    labelling = evaluate(problem, label)
+    return labelling if labelling.cost(lam) < scale else known
 
 
 def fastest_within(problem: LabelProblem, error: float, known: Labelling) -> Labelling:
@@ -97,8 +97,8 @@ def fastest_within(problem: LabelProblem, error: float, known: Labelling) -> Lab
     label = program.solved(_SCALE / known.time_s, error)
     if label is None:
         return known
-    found = evaluate(problem, label)
-    return found if found.time_s < known.time_s and found.error <= error else known
+    labelling = evaluate(problem, label)
+    return labelling if labelling.time_s < known.time_s and labelling.error <= error else known
 
 
 def _size(problem: LabelProblem) -> int:
@@ -150,7 +150,7 @@ class _Program:
             limits.append(optimize.LinearConstraint(error, -np.inf, 1.0))
         whole = np.zeros(self.size)
         whole[: n * k] = 1
-        found: Any = optimize.milp(
+        solution: Any = optimize.milp(
             scale * np.concatenate(self.cost),
             integrality=whole,
             bounds=optimize.Bounds(np.concatenate(self.lower), np.concatenate(self.upper)),
@@ -159,7 +159,7 @@ class _Program:
             # loses solutions on others, which it prints to standard output.
             options={"node_limit": _MOST_NODES, "mip_rel_gap": 0.0, "presolve": False},
         )
-        return None if found.x is None else found.x[: n * k].reshape(n, k).argmax(axis=1)
+        return None if solution.x is None else solution.x[: n * k].reshape(n, k).argmax(axis=1)
 
     def _casts(self) -> None:
         """A cast is paid if the producer has the one label and any consumer the other.
@@ -178,8 +178,8 @@ class _Program:
             paid = self._added(np.where(usable, costs[:, values], 0.0).ravel(), usable.ravel())
             paid = paid.reshape(k, len(values))
             for source in range(k):
-                made = self._column(of.producer[values], source)
-                self._at_least(made[:, None], paid[source])
+                producer_columns = self._column(of.producer[values], source)
+                self._at_least(producer_columns[:, None], paid[source])
             number = np.full(len(of.producer), -1)
             number[values] = np.arange(len(values))
             read = number[row] >= 0
@@ -262,7 +262,7 @@ def envelope(
     ``errors``.
     """
     slowest, fastest = highest(problem), label(problem, 0.0)
-    found, waiting = [slowest, fastest], [(slowest, fastest)]
+    labellings, waiting = [slowest, fastest], [(slowest, fastest)]
     for _ in range(_TRIES * max_steps):
         if not waiting:
             break
@@ -274,9 +274,9 @@ def envelope(
         lam = (high.time_s - low.time_s) / (low.error - high.error)
         between = improved(problem, lam, _between(problem, lam, high, low))
         if between.cost(lam) < low.cost(lam) - _SAME * low.cost(lam):
-            found.append(between)
+            labellings.append(between)
             waiting += [(high, between), (between, low)]
-    return _thinned(_pareto(found), max_steps)
+    return _thinned(_pareto(labellings), max_steps)
 
 
 def _between(problem: LabelProblem, lam: float, high: Labelling, low: Labelling) -> Labelling:
@@ -298,9 +298,9 @@ def _between(problem: LabelProblem, lam: float, high: Labelling, low: Labelling)
 def _pareto(found: Iterable[Labelling]) -> list[Labelling]:
     """The labellings that no other one beats in both time and error."""
     kept: list[Labelling] = []
-    for one in sorted(found, key=lambda x: (x.error, x.time_s)):
-        if not kept or one.time_s < kept[-1].time_s:
-            kept.append(one)
+    for labelling in sorted(found, key=lambda x: (x.error, x.time_s)):
+        if not kept or labelling.time_s < kept[-1].time_s:
+            kept.append(labelling)
     return kept
 
 
@@ -354,13 +354,15 @@ class _Move:
 
     def _casts(self) -> None:
         of, to = self.of, self.to
-        made, value = self.sides[of.producer], np.arange(len(of.producer))
+        producer_sides, value = self.sides[of.producer], np.arange(len(of.producer))
         row, unit = of.consumers.row, of.consumers.unit
         maker = self.side[of.producer]
         # A cast to ``to`` is paid if any consumer has it; more if the producer does not.
-        now, then = of.cast[made, to, value], of.cast[to, to, value]
+        now, then = of.cast[producer_sides, to, value], of.cast[to, to, value]
         then = np.where(maker >= 0, np.minimum(now, then), now)
-        self.builder.add(np.full(len(made), PINNED_HIGH), row, self.side[unit], down=then)
+        self.builder.add(
+            np.full(len(producer_sides), PINNED_HIGH), row, self.side[unit], down=then
+        )
         self.builder.add(maker, row, self.side[unit], down=now - then)
         for other in range(of.labels):
             if other == to:
@@ -368,15 +370,15 @@ class _Move:
             keeps = self.sides[unit] == other
             rows, left = row[keeps], self.side[unit[keeps]]
             # One to ``other`` is paid while a consumer keeps it; more if the producer changes.
-            now, then = of.cast[made, other, value], of.cast[to, other, value]
+            now, then = of.cast[producer_sides, other, value], of.cast[to, other, value]
             then = np.where(maker >= 0, np.maximum(now, then), now)
-            self.builder.add(np.full(len(made), PINNED_LOW), rows, left, up=now)
+            self.builder.add(np.full(len(producer_sides), PINNED_LOW), rows, left, up=now)
             self.builder.add(maker, rows, left, up=then - now)
 
     def _roundings(self) -> None:
-        for number, found in enumerate(self.of.roundings, start=1):
-            row, unit = found.rows.row, found.rows.unit
-            priced = self.lam * found.error
+        for number, rounding in enumerate(self.of.roundings, start=1):
+            row, unit = rounding.rows.row, rounding.rows.unit
+            priced = self.lam * rounding.error
             if number == self.to:
                 nobody = np.full(len(priced), PINNED_HIGH)
                 self.builder.add(nobody, row, self.side[unit], error=priced)

@@ -56,8 +56,8 @@ def minimal_cut(
         net, out = reduced(net, low)
         removed += out
         if len(net.ids):
-            net, found, rest = _stage(net, rest)
-            low[found] = True
+            net, members, rest = _stage(net, rest)
+            low[members] = True
     for one in reversed(removed):
         one.decide(low)
     return low

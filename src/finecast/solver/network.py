@@ -46,11 +46,14 @@ def build_network(problem: Problem) -> Network:
     gain = problem.time_low[free] - problem.time_high[free]
     build.weigh(node[free], time=gain, error=problem.error[free])
     sides = np.concatenate([node, [PINNED_LOW, PINNED_HIGH]])  # [-2] and [-1]: the pins
-    made = sides[problem.producer]
+    producer_sides = sides[problem.producer]
     value, used = _unique(problem.consumer_value, sides[problem.consumer_unit], count)
-    build.casts(value, used, made, problem.down_cost, down=True)
-    build.casts(value, used, made, problem.up_cost, down=False)
-    both = np.concatenate([np.arange(len(made)), value]), np.concatenate([made, used])
+    build.casts(value, used, producer_sides, problem.down_cost, down=True)
+    build.casts(value, used, producer_sides, problem.up_cost, down=False)
+    both = (
+        np.concatenate([np.arange(len(producer_sides)), value]),
+        np.concatenate([producer_sides, used]),
+    )
     build.rounding(*_unique(*both, count), problem.value_error)
     return build.network(node)
 

@@ -59,18 +59,18 @@ def smallest_set(order: Sequence[int], test: Test, *, most: int) -> Smallest:
         test: The test.
         most: The most tests.
     """
-    tests, found = _Tests(test, most), list(order)
+    tests, suspects = _Tests(test, most), list(order)
     try:
-        found = _prefix(order, tests)
-        if len(found) > 1:  # the last one is needed: without it the prefix fails
-            rest = _needed(found[-1:], found[:-1], tests, is_new=True)
-            found = [*rest, found[-1]]
+        suspects = _prefix(order, tests)
+        if len(suspects) > 1:  # the last one is needed: without it the prefix fails
+            rest = _needed(suspects[-1:], suspects[:-1], tests, is_new=True)
+            suspects = [*rest, suspects[-1]]
     except _OutOfTestsError:
         passed = (s for s, result in tests.results.items() if result)
         least = min(passed, key=len, default=frozenset(order))
         kept = tuple(m for m in order if m in least)
         return Smallest(members=kept, tests=len(tests.results), is_minimal=False)
-    members = tuple(m for m in order if m in set(found))
+    members = tuple(m for m in order if m in set(suspects))
     return Smallest(members=members, tests=len(tests.results))
 
 

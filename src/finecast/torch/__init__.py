@@ -380,25 +380,25 @@ def _allocations(call: Callable[[], None], device: str) -> list[_Allocation]:
         if event.tag == _ALLOCATION and event.extra_fields.device.type == device:
             events.append(event)
     events.sort(key=lambda event: event.start_time_ns)
-    found: list[_Allocation] = []
+    allocations: list[_Allocation] = []
     alive: dict[int, _Allocation] = {}
     for number, event in enumerate(events):
         size, address = int(event.extra_fields.alloc_size), int(event.extra_fields.ptr)
         if size > 0:
             alive[address] = _Allocation(size=size, made=number)
-            found.append(alive[address])
+            allocations.append(alive[address])
         elif address in alive:
             alive.pop(address).freed = number
-    return found
+    return allocations
 
 
 def _peak(allocations: Iterable[_Allocation]) -> int:
     """The most bytes that ``allocations`` take at one time."""
     changes: list[tuple[int, int]] = []
-    for one in allocations:
-        changes.append((one.made, one.size))
-        if one.freed is not None:
-            changes.append((one.freed, -one.size))
+    for allocation in allocations:
+        changes.append((allocation.made, allocation.size))
+        if allocation.freed is not None:
+            changes.append((allocation.freed, -allocation.size))
     return max(accumulate((change for _, change in sorted(changes)), initial=0))
 
 

@@ -95,8 +95,8 @@ class Certifier:
     @property
     def confidence(self) -> float:
         """That of the criterion; NaN if it has none."""
-        found = self.criterion.confidence
-        return math.nan if found is None else found
+        confidence = self.criterion.confidence
+        return math.nan if confidence is None else confidence
 
     @property
     def allowed_loss(self) -> float:
@@ -162,7 +162,7 @@ class Certifier:
 
     def certificate(self, score: Score) -> Certificate:
         """The bound on the loss of the output that may have lost most."""
-        found = (
+        certificates = (
             certify(
                 None if math.isinf(self.baseline) else self._exact[name],
                 self._drawn(low),
@@ -172,7 +172,7 @@ class Certifier:
             )
             for name, low in score.samples.items()
         )
-        return max(found, key=lambda one: one.bound)
+        return max(certificates, key=lambda one: one.bound)
 
     def certified(
         self, scores: Mapping[str, Score], order: Sequence[str]
@@ -181,12 +181,12 @@ class Certifier:
 
         That one is the last of the dictionary; ``holds`` tells it.
         """
-        found: dict[str, Certificate] = {}
+        certificates: dict[str, Certificate] = {}
         for name in order:
-            found[name] = self.certificate(scores[name])
-            if not self.holds(found[name]):
+            certificates[name] = self.certificate(scores[name])
+            if not self.holds(certificates[name]):
                 break
-        return found
+        return certificates
 
     def holds(self, certificate: Certificate) -> bool:
         """Whether the loss is proven to be no more than the criterion allows."""
@@ -238,14 +238,14 @@ class Certifier:
         It is what the metric loses by one sample at most, times the number of samples;
         infinite where the range of scores is not known.
         """
-        found = [one.scores() for one in self._exact.values()]
+        exact_scores = [one.scores() for one in self._exact.values()]
         return max(
             (
                 math.inf
                 if one is None
                 else (one.range[1] - one.range[0])
                 * float(one.weights.max() / (one.weights.mean() or math.nan))
-                for one in found
+                for one in exact_scores
             ),
         )
 

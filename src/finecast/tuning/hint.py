@@ -59,17 +59,17 @@ def better_alone(
         result: What the result is called: the fp32 model, where no plan was taken.
         cost: The cost of the result in the first race.
     """
-    good = [one for one in anchors if one.passed and no_worse(one.metric)]
-    doubtful = [one.name for one in good if beside(one.name).low < 1]
+    good = [anchor for anchor in anchors if anchor.passed and no_worse(anchor.metric)]
+    doubtful = [anchor.name for anchor in good if beside(anchor.name).low < 1]
     if not doubtful:
         return ()
     second = again(doubtful)
-    how = {one.name: f": {one.how}" if one.how else "" for one in good}
+    how = {anchor.name: f": {anchor.how}" if anchor.how else "" for anchor in good}
     return tuple(
-        f"{one.name} is {cost / one.cost - 1:.1%} faster than {result} and no less accurate:"
-        f" use it instead{how[one.name]}"
-        for one in good
-        if one.name in doubtful and one.cost < cost and second(one.name).high < 1
+        f"{anchor.name} is {cost / anchor.cost - 1:.1%} faster than {result} and no less"
+        f" accurate: use it instead{how[anchor.name]}"
+        for anchor in good
+        if anchor.name in doubtful and anchor.cost < cost and second(anchor.name).high < 1
     )
 
 
@@ -97,15 +97,15 @@ def with_hinted_errors(
         raced: The models that run, by the plan's digest.
         error: Measures the relative error of a model.
     """
-    found = dict(proposals)
-    for digest, one in proposals.items():
-        casts = replace(one.plan, by_hint=False).digest
+    proposals_by_digest = dict(proposals)
+    for digest, proposal in proposals.items():
+        casts = replace(proposal.plan, by_hint=False).digest
         if casts == digest or not raced.keys() >= {digest, casts}:
             continue
         ratio = error(raced[digest]) / (error(raced[casts]) or math.nan)
         if math.isfinite(ratio):
-            found[digest] = replace(one, error=one.error * ratio**2)
-    return found
+            proposals_by_digest[digest] = replace(proposal, error=proposal.error * ratio**2)
+    return proposals_by_digest
 
 
 def hinted_proposals(
@@ -115,18 +115,18 @@ def hinted_proposals(
 
     The plans' errors are predicted; their times are infinite, as none is predicted.
     """
-    found = subject.hints(planner)
-    alone = len(found) == 1
+    hints = subject.hints(planner)
+    alone = len(hints) == 1
     beside: dict[str, Built] = {
-        "the hint alone" if alone else f"the {b.plan.policy} hint alone": b for b in found
+        "the hint alone" if alone else f"the {b.plan.policy} hint alone": b for b in hints
     }
     original = subject.original(planner)
     if original is not None:
         beside["the model given"] = original
     return beside, [
         stated_by_hint(planner, analysis, name, plan)
-        for one in found
-        for name, plan in one.choices
+        for hint in hints
+        for name, plan in hint.choices
     ]
 
 
@@ -135,8 +135,8 @@ def stated_by_hint(planner: Planner, analysis: Analysis, name: str, plan: Plan) 
     ids = {n.name: n.id for n in planner.graph.nodes}
     formats = {ids[node]: fmt for node, fmt in plan.formats.items()}
     error = predicted_error(analysis, formats)
-    made = explained(planner, analysis, plan)
-    return Proposal(name=name, plan=made, time_s=math.inf, error=error)
+    explained_plan = explained(planner, analysis, plan)
+    return Proposal(name=name, plan=explained_plan, time_s=math.inf, error=error)
 
 
 def coded_over_hints(subject: Subject, plan: Plan, beside: Iterable[Built]) -> list[Plan]:
@@ -146,7 +146,7 @@ def coded_over_hints(subject: Subject, plan: Plan, beside: Iterable[Built]) -> l
     plan = replace(plan, by_hint=False)
     hinted = (one.plan for one in beside if isinstance(one, Hinted))
     plans = (subject.by_hint(_codes_over(plan, one)) for one in hinted)
-    return [made for made in plans if made is not None]
+    return [coded_plan for coded_plan in plans if coded_plan is not None]
 
 
 def _codes_over(plan: Plan, hinted: Plan) -> Plan:

@@ -65,18 +65,20 @@ def with_kv_caches(proposals: Sequence[Proposal], caches: Sequence[KvCache]) -> 
     """The proposals, and those with a lower cache that are not beaten in time and error."""
     lower = [
         replace(
-            one,
-            name=f"{one.name}, KV cache in {cache.format.label}",
-            plan=replace(one.plan, kv_cache=cache.format),
-            time_s=one.time_s + cache.time_s,
-            error=one.error + cache.error,
+            proposal,
+            name=f"{proposal.name}, KV cache in {cache.format.label}",
+            plan=replace(proposal.plan, kv_cache=cache.format),
+            time_s=proposal.time_s + cache.time_s,
+            error=proposal.error + cache.error,
         )
-        for one in proposals
+        for proposal in proposals
         for cache in caches
-        if one.plan.kv_cache is Format.FP32 and not one.plan.by_hint
+        if proposal.plan.kv_cache is Format.FP32 and not proposal.plan.by_hint
     ]
-    found = [*proposals]
-    for one in sorted(lower, key=lambda p: (p.time_s, p.error)):
-        if not any(o.time_s <= one.time_s and o.error <= one.error for o in found):
-            found.append(one)
-    return found
+    unbeaten = [*proposals]
+    for proposal in sorted(lower, key=lambda p: (p.time_s, p.error)):
+        if not any(
+            o.time_s <= proposal.time_s and o.error <= proposal.error for o in unbeaten
+        ):
+            unbeaten.append(proposal)
+    return unbeaten

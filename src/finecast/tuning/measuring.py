@@ -150,8 +150,8 @@ class Measuring:
         if self.racer is not None:
             origins = {name: one.origin for name, one in built.items()}
             racing = Racing(models=origins, effort=effort, streams=streams, call=call)
-            race, told = self.racer(racing)
-            subject.tell(*told)
+            race, notes = self.racer(racing)
+            subject.tell(*notes)
             if race is not None:
                 return race
         workload = self.workload if call is None else self.workload.of_call(call)

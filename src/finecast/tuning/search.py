@@ -114,13 +114,13 @@ def as_fast_as_finer(steps: Sequence[Proposal]) -> list[Proposal]:
     unless the predicted gain of the few units that differ is off by three times.
     """
     kept: Proposal | None = None
-    found: list[Proposal] = []
-    for one in sorted(steps, key=lambda p: p.error):
-        if kept is not None and kept.time_s <= one.time_s * _ALIKE:
-            found.append(one)
+    redundant_steps: list[Proposal] = []
+    for step in sorted(steps, key=lambda p: p.error):
+        if kept is not None and kept.time_s <= step.time_s * _ALIKE:
+            redundant_steps.append(step)
         else:
-            kept = one
-    return found
+            kept = step
+    return redundant_steps
 
 
 def chain(
@@ -137,17 +137,17 @@ def chain(
     """
     kept: list[Candidate] = []
     fastest: Candidate | None = None  # of those that count as equally fast as kept[-1]
-    for one in sorted(candidates, key=lambda c: (c.cost, c.error)):
-        if one.cost * min_speedup >= baseline:
+    for candidate in sorted(candidates, key=lambda c: (c.cost, c.error)):
+        if candidate.cost * min_speedup >= baseline:
             continue
-        if kept and one.error >= finer * kept[-1].error:
+        if kept and candidate.error >= finer * kept[-1].error:
             continue
         # Equally fast as the one before and more accurate: it takes that one's place.
-        if fastest is not None and same(fastest, one):
-            kept[-1] = one
+        if fastest is not None and same(fastest, candidate):
+            kept[-1] = candidate
             continue
-        fastest = one
-        kept.append(one)
+        fastest = candidate
+        kept.append(candidate)
     return kept
 
 
@@ -173,34 +173,38 @@ def fastest_passing(
             next, as long as at most two evaluations more than halving takes are needed.
         same: Whether two candidates are equally fast.
     """
-    found, passed = -1, set[int]()
+    fastest_index, passed = -1, set[int]()
     low, high, middle = 0, len(chained) - 1, aim(chained) or 0
     left = high.bit_length() + _SPARE  # evaluations that may follow the first one
     while low <= high and may_try(chained[middle]):
         if passes(chained[middle]):
             passed.add(middle)
-            found, high = middle, middle - 1
+            fastest_index, high = middle, middle - 1
         else:
             low = middle + 1
         aimed = aim(chained)
         middle = (low + high) // 2 if aimed is None else aimed
         left, reach = left - 1, (1 << max(left - 1, 0)) - 1
         middle = min(max(middle, low, high - reach), high, low + reach)
-    if found < 0:
+    if fastest_index < 0:
         return None
-    equal = (i for i in range(found + 1, len(chained)) if same(chained[found], chained[i]))
-    near = max(equal, default=found)
+    equal = (
+        i
+        for i in range(fastest_index + 1, len(chained))
+        if same(chained[fastest_index], chained[i])
+    )
+    near = max(equal, default=fastest_index)
     if near in passed or (may_try(chained[near]) and passes(chained[near])):
         return chained[near]
-    return chained[found]
+    return chained[fastest_index]
 
 
 def undecided(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Candidates that no other one beats in both cost and error beyond the costs' spread."""
     return [
-        one
-        for one in candidates
-        if not any(c.most < one.least and c.error <= one.error for c in candidates)
+        candidate
+        for candidate in candidates
+        if not any(c.most < candidate.least and c.error <= candidate.error for c in candidates)
     ]
 
 
@@ -217,21 +221,21 @@ def rivals(
         fastest: The fastest that passed.
         missed: The least error of those that failed; one of no less error is taken to fail.
     """
-    found: list[Candidate] = []
-    for one in candidates:
-        if one is fastest or one.error >= missed:
+    contenders: list[Candidate] = []
+    for candidate in candidates:
+        if candidate is fastest or candidate.error >= missed:
             continue
-        if one.error < fastest.error:
-            is_open = one.cost > fastest.cost * SAME_TIME and (
-                one.least <= fastest.most * SAME_TIME
+        if candidate.error < fastest.error:
+            is_open = candidate.cost > fastest.cost * SAME_TIME and (
+                candidate.least <= fastest.most * SAME_TIME
             )
         else:
-            is_open = one.cost * SAME_TIME >= fastest.cost and (
-                one.least * SAME_TIME < fastest.most
+            is_open = candidate.cost * SAME_TIME >= fastest.cost and (
+                candidate.least * SAME_TIME < fastest.most
             )
         if is_open:
-            found.append(one)
-    return found
+            contenders.append(candidate)
+    return contenders
 
 
 def none_passes(
@@ -260,9 +264,9 @@ def none_passes(
         return f"no plan was tried (target {target:.6g})"
     plans = "the one plan" if tried == 1 else f"none of the {tried} plans"
     misses = "misses" if tried == 1 else "keeps"
-    told = f" ({reused} remembered by the study)" if reused else ""
+    note = f" ({reused} remembered by the study)" if reused else ""
     where = ", on the samples that choose" if by_half else ""
-    why = f"{plans} tried{told} {misses} the accuracy asked for (target {target:.6g}{where})"
+    why = f"{plans} tried{note} {misses} the accuracy asked for (target {target:.6g}{where})"
     rest = proposed - tried
     if rest > 0:
         why += f"; {rest} more were not tried: "
@@ -317,11 +321,13 @@ class Adjustments:
         """``wanted`` with the adjustments that gain, their errors scaled by the same gain."""
         done, share = gaining_kinds(found), share_left(found)
         proposals: list[Proposal] = []
-        for one in wanted:
-            plan = self.examined.adjusted(one.plan, done)
-            self.made[plan.digest] = (one.plan, done)
-            name = f"{one.name}, adjusted by {', '.join(k.value for k in done)}"
-            proposals.append(replace(one, name=name, plan=plan, error=share * one.error))
+        for proposal in wanted:
+            plan = self.examined.adjusted(proposal.plan, done)
+            self.made[plan.digest] = (proposal.plan, done)
+            name = f"{proposal.name}, adjusted by {', '.join(k.value for k in done)}"
+            proposals.append(
+                replace(proposal, name=name, plan=plan, error=share * proposal.error)
+            )
         return proposals
 
     def restated(self, plan: Plan, others: Iterable[Plan]) -> None:

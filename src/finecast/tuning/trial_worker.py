@@ -60,8 +60,8 @@ class Served:
         if __name__ == _SERVED:
             sys.stdout, sys.stderr = (_Told(s, tell) for s in ("stdout", "stderr"))
         try:
-            found = getattr(self, request["call"])(*pickle.loads(payload))
-            return {"status": "done"}, pickle.dumps(found)
+            result = getattr(self, request["call"])(*pickle.loads(payload))
+            return {"status": "done"}, pickle.dumps(result)
         except MemoryError:
             return {"status": "died", "text": "ran out of memory"}, b""
         except BaseException as error:  # what a user's code raises, Ctrl-C's exception too
@@ -173,13 +173,13 @@ class Served:
 
         A pass of a name goes on where it was, or begins anew and leaves out those before.
         """
-        at, found = self.passes.pop(name, (0, iter(())))
+        at, remaining_feeds = self.passes.pop(name, (0, iter(())))
         if at != index or not index:
-            found = islice(user_feeds(load_function(spec)), index, None)
-        self.passes[name] = index + 1, found
+            remaining_feeds = islice(user_feeds(load_function(spec)), index, None)
+        self.passes[name] = index + 1, remaining_feeds
         if len(self.passes) > _MOST_ITERATED:
             self.passes.popitem(last=False)
-        return next(found, None)
+        return next(remaining_feeds, None)
 
     @property
     def _executor(self) -> LocalExecutor:

@@ -95,12 +95,12 @@ class Trials:
         again. If it then fails, those trials are of other code or data, and are dropped.
         """
         self._measure = measure
-        found = fastest_passing(chained, self.passes, self.may_try, self._aim, same)
-        if found is None or found.plan.digest not in self.reused:
-            return found
-        if self._judge(found, self._evaluate(found)):
-            return found
-        kept = found.plan.digest
+        candidate = fastest_passing(chained, self.passes, self.may_try, self._aim, same)
+        if candidate is None or candidate.plan.digest not in self.reused:
+            return candidate
+        if self._judge(candidate, self._evaluate(candidate)):
+            return candidate
+        kept = candidate.plan.digest
         self.tried = {kept: self.tried[kept]}
         self.reused.clear()
         self._resume = False
@@ -237,10 +237,10 @@ class Trials:
         held = {d for d, one in self.certificates.items() if certifier.holds(one)}
         self.tried = {d: replace(t, passed=d in held) for d, t in self.tried.items()}
         *_, last = self.certificates
-        found, score = self.certificates[last], scores[last]
-        if certifier.holds(found) or not isinstance(score, Score):
+        certificate, score = self.certificates[last], scores[last]
+        if certifier.holds(certificate) or not isinstance(score, Score):
             return ""
-        return certifier.why_not(found, score)
+        return certifier.why_not(certificate, score)
 
     def _guiding(self, metric: float) -> float:
         """The metric that leads the search: with a certifier, of the samples that choose.

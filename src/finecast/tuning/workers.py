@@ -152,10 +152,10 @@ class WorkerProcess(ABC):
         """
         request = {"call": call, **(how or {})}
         header, result = self.relay(request, pickle.dumps(arguments), _print)
-        found = pickle.loads(result)  # a worker of this search made it
+        answer = pickle.loads(result)  # a worker of this search made it
         if header["status"] == "raised":
-            raise found
-        return found
+            raise answer
+        return answer
 
 
 class LocalWorker(WorkerProcess):
@@ -308,15 +308,15 @@ class WorkerExecutor(Executor):
         Raises:
             FinecastError: If the functions cannot be loaded.
         """
-        given = self._opening.data
-        calib, evaluate = given.calib, given.evaluate
+        options = self._opening.data
+        calib, evaluate = options.calib, options.evaluate
         if isinstance(calib, str) and not is_npz(calib):
             feeds = partial(self._feeds, calib)
-            given = replace(given, calib=self._elsewhere(calib, feeds))
+            options = replace(options, calib=self._elsewhere(calib, feeds))
         if isinstance(evaluate, str):
             function = self._elsewhere(evaluate)
-            given = replace(given, evaluate=function, evaluate_name=evaluate)
-        return given
+            options = replace(options, evaluate=function, evaluate_name=evaluate)
+        return options
 
     def baseline(self, workload: Workload) -> float:
         """The metric to keep.
@@ -350,8 +350,8 @@ class WorkerExecutor(Executor):
         for other, _ in others:
             scoring.absorb(other)
         samples = learned["samples"] + sum(one["samples"] for _, one in others)
-        told = {"warnings": scoring.doubts(), "samples": samples}
-        return scoring.result(), {**learned, **told}
+        totals = {"warnings": scoring.doubts(), "samples": samples}
+        return scoring.result(), {**learned, **totals}
 
     def evaluate(self, built: Built) -> Evaluated:
         """Evaluate a model that the workers make anew from its origin."""
@@ -408,7 +408,7 @@ class WorkerExecutor(Executor):
         """
         name, *arguments = call
         waiting = deque(range(first, self.parts))
-        found: dict[int, tuple[Scoring, Any]] = {}
+        answers_by_part: dict[int, tuple[Scoring, Any]] = {}
 
         def work(worker: _Opened) -> _Opened | None:
             while waiting:
@@ -416,7 +416,7 @@ class WorkerExecutor(Executor):
                     index = waiting.popleft()
                     part = Part(index=index, count=self.parts)
                     try:
-                        found[index] = worker.on(
+                        answers_by_part[index] = worker.on(
                             self._learned, name, part, *arguments, how=how
                         )
                     except NodeLostError:
@@ -426,7 +426,7 @@ class WorkerExecutor(Executor):
 
         with ThreadPoolExecutor(len(self._workers)) as pool:
             try:
-                while len(found) < self.parts - first and self._workers:
+                while len(answers_by_part) < self.parts - first and self._workers:
                     left = pool.map(work, self._workers)
                     self._workers = [one for one in left if one is not None]
             except BaseException:  # a part failed, or Ctrl-C: the others are of no use
@@ -437,7 +437,7 @@ class WorkerExecutor(Executor):
                 raise
         if not self._workers:
             raise NodeLostError("was on nodes that are gone")
-        return [found[index] for index in sorted(found)]
+        return [answers_by_part[index] for index in sorted(answers_by_part)]
 
     @property
     def racer(self) -> Racer | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -519,8 +519,8 @@ def evaluating(
     or a model so large that it may not fit into memory twice.
     """
     data, execution = request.data, request.execution
-    given = (data.data, data.calib, data.evaluate)
-    paths = all(one is None or isinstance(one, str | Path) for one in given)
+    sources = (data.data, data.calib, data.evaluate)
+    paths = all(one is None or isinstance(one, str | Path) for one in sources)
     # A worker takes what was given to fp32 itself.
     path = model.path if how.from_type is None else model.source
     there = path.exists() and how.example_inputs is None
@@ -544,7 +544,7 @@ def evaluating(
         return
     for process in processes:
         process.start()
-    made: list[WorkerExecutor] = []
+    worker_executors: list[WorkerExecutor] = []
 
     def executor(subject: Subject) -> WorkerExecutor | None:
         opening = Opening(
@@ -561,12 +561,12 @@ def evaluating(
             folder=os.getcwd(),
             environment=dict(os.environ),
         )
-        one = WorkerExecutor(opening, execution, processes)
-        made.append(one)
-        return one if one.opens() else None
+        worker_executor = WorkerExecutor(opening, execution, processes)
+        worker_executors.append(worker_executor)
+        return worker_executor if worker_executor.opens() else None
 
     try:
         yield executor
     finally:
-        for one in made:
+        for one in worker_executors:
             one.close()

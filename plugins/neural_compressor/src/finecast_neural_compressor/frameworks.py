@@ -75,21 +75,21 @@ def framework_of(model: Any) -> str:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         return _TORCH
-    found: str | tuple[str, str] | None = None
+    framework: str | tuple[str, str] | None = None
     shown = type(model).__name__
     if isinstance(model, str | Path):
         path, shown = Path(model), str(model)
         saved = (path / "saved_model.pb").is_file()
-        found = _TENSORFLOW if saved else _SUFFIXES.get(path.suffix.lower(), _ONNX)
+        framework = _TENSORFLOW if saved else _SUFFIXES.get(path.suffix.lower(), _ONNX)
     elif shown == "ModelProto":
-        found = _ONNX
+        framework = _ONNX
     else:
         homes = (base.__module__.partition(".")[0] for base in type(model).__mro__)
-        found = next((_PACKAGES[home] for home in homes if home in _PACKAGES), None)
-    if isinstance(found, str):
-        return found
-    if found is not None:
-        what, fix = found
+        framework = next((_PACKAGES[home] for home in homes if home in _PACKAGES), None)
+    if isinstance(framework, str):
+        return framework
+    if framework is not None:
+        what, fix = framework
         raise UsageError(f"{what}, which fit does not take", where=shown, fix=fix)
     known = "an ONNX model or path"
     if importlib.util.find_spec("torch") is not None:
@@ -130,7 +130,7 @@ def given(
     if framework == _ONNX:
         path = Path(model) if isinstance(model, str) else model
         opened, engine = api.load(path), settings.engine
-        found = EngineModelGiven(opened=opened, results=OnnxResult, engine=engine)
+        given_model = EngineModelGiven(opened=opened, results=OnnxResult, engine=engine)
     elif settings.device != "cpu":
         raise UsageError(
             f"TensorFlow models run on the CPU here, and device is {settings.device!r}",
@@ -138,7 +138,7 @@ def given(
         )
     elif isinstance(settings, PostTrainingQuantConfig):
         opened = api.load(model, output="model.xml")
-        found = EngineModelGiven(opened=opened, results=OpenVinoResult)
+        given_model = EngineModelGiven(opened=opened, results=OpenVinoResult)
     elif importlib.util.find_spec("tensorflow") is None:
         raise EngineError(
             "a model of TensorFlow needs TensorFlow", fix="pip install tensorflow"
@@ -146,11 +146,11 @@ def given(
     else:
         is_frozen = Path(str(model)).suffix.lower() == ".pb"
         opened = api.load(_frozen(Path(model), settings) if is_frozen else model)
-        found = EngineModelGiven(
+        given_model = EngineModelGiven(
             opened=opened, results=TensorFlowResult, names_ports=is_frozen
         )
-    found.check_ports(settings.ports)
-    return found
+    given_model.check_ports(settings.ports)
+    return given_model
 
 
 def _frozen(path: Path, settings: MixedPrecisionConfig) -> Any:
@@ -189,9 +189,9 @@ def load(checkpoint_dir: str | Path, model: Any = None, *, trust: bool = False) 
     from finecast_neural_compressor.engine_models import load_model
 
     files = [path, path / "best_model.onnx", path / "best_model.xml"]
-    found = next((file for file in files if file.is_file()), path)
-    if found.is_file() or (path / "saved_model.pb").is_file():
-        return load_model(found)
+    saved_path = next((file for file in files if file.is_file()), path)
+    if saved_path.is_file() or (path / "saved_model.pb").is_file():
+        return load_model(saved_path)
     raise UsageError(
         "no model that fit(...).save wrote", where=str(path), fix="give the path given to save"
     )

@@ -46,12 +46,12 @@ def write_model_explorer(
             where="--model-explorer",
             fix="give the plan's model beside it",
         )
-    made = {
+    files = {
         name: value for name, value in explorer_files(content).items() if value is not None
     }
     if folder.exists() and not folder.is_dir():
         raise UsageError("it is no folder", where=str(folder), fix="name a folder")
-    paths = {folder / f"{name}.json": value for name, value in made.items()}
+    paths = {folder / f"{name}.json": value for name, value in files.items()}
     if folder.is_dir():
         for path in paths:
             check_writable(path, force=force)
@@ -77,7 +77,7 @@ def explorer_files(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "graph": _graph(content),
         "type": {name: {"results": types}},
-        **{key: _node_data(name, found, ends) for key, (found, ends) in figures.items()},
+        **{key: _node_data(name, numbers, ends) for key, (numbers, ends) in figures.items()},
     }
 
 
@@ -88,12 +88,12 @@ def _graph(content: Mapping[str, Any]) -> dict[str, Any]:
     for number, op in enumerate(ops):
         edges: list[dict[str, str]] = []
         for port, index in enumerate(op["inputs"]):
-            made = values[index]["from"]
-            if isinstance(made, int):
-                out = ops[made]["outputs"].index(index)
+            producer = values[index]["from"]
+            if isinstance(producer, int):
+                out = ops[producer]["outputs"].index(index)
                 edges.append(
                     {
-                        "sourceNodeId": str(made),
+                        "sourceNodeId": str(producer),
                         "sourceNodeOutputId": str(out),
                         "targetNodeInputId": str(port),
                     }
@@ -118,7 +118,7 @@ def _graph(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _attributes(content: Mapping[str, Any], op: Mapping[str, Any]) -> list[dict[str, str]]:
     reasons = [content["reasons"][i]["text"] for i in op.get("deciding", ())]
-    found = {
+    attributes = {
         "name": op["name"],
         "native": op["native"],
         "type": op.get("type", ""),
@@ -126,7 +126,7 @@ def _attributes(content: Mapping[str, Any], op: Mapping[str, Any]) -> list[dict[
         "why": "; ".join(reasons),
         "source": content["lines"][op["line"]] if "line" in op else "",
     }
-    return [{"key": key, "value": text} for key, text in found.items() if text]
+    return [{"key": key, "value": text} for key, text in attributes.items() if text]
 
 
 def _tensor(value: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -154,19 +154,19 @@ def _node_data(
 
 def _milliseconds(content: Mapping[str, Any]) -> dict[int, float]:
     """Time of each op in the tuned model: that of its kernel, in equal parts."""
-    found: dict[int, float] = {}
+    milliseconds: dict[int, float] = {}
     for kernel in content["kernels"].get("tuned", ()):
         for op in kernel["ops"]:
-            found[op] = found.get(op, 0.0) + kernel["ms"] / len(kernel["ops"])
-    if found:
-        return found
+            milliseconds[op] = milliseconds.get(op, 0.0) + kernel["ms"] / len(kernel["ops"])
+    if milliseconds:
+        return milliseconds
     ops = enumerate(content["ops"])
     return {i: op["ms"][op["type"]] for i, op in ops if op.get("type") in op.get("ms", ())}
 
 
 def _errors(content: Mapping[str, Any]) -> dict[int, float]:
     """The output error if the op's kernel alone were in its format, or in the lowest tried."""
-    found: dict[int, float] = {}
+    op_errors: dict[int, float] = {}
     for unit in content["units"]:
         errors = {
             label: (part["weights"] ** 2 + part["activations"] ** 2) ** 0.5
@@ -175,8 +175,8 @@ def _errors(content: Mapping[str, Any]) -> dict[int, float]:
         }
         if errors:
             error = errors.get(unit["type"], max(errors.values()))
-            found |= dict.fromkeys(unit["ops"], error)
-    return found
+            op_errors |= dict.fromkeys(unit["ops"], error)
+    return op_errors
 
 
 def _gains(content: Mapping[str, Any]) -> dict[int, float]:
@@ -195,14 +195,14 @@ def _casts(content: Mapping[str, Any]) -> dict[str, Any]:
     edges: list[dict[str, str]] = []
     for number, op in enumerate(ops):
         for index in op["inputs"]:
-            made = values[index]["from"]
-            if not isinstance(made, int):
+            producer = values[index]["from"]
+            if not isinstance(producer, int):
                 continue
-            before, after = ops[made].get("type"), op.get("type")
+            before, after = ops[producer].get("type"), op.get("type")
             if before and after and before != after:
                 edges.append(
                     {
-                        "sourceNodeId": str(made),
+                        "sourceNodeId": str(producer),
                         "targetNodeId": str(number),
                         "label": f"{before} to {after}",
                     }

@@ -95,9 +95,9 @@ def _traced(module: _Loss, trained: Sequence[str], batch: Sequence[Any]) -> Grap
                 fix="return one number that depends on a parameter that is trained",
             )
         setup_stacktrace_preservation_hooks([loss.grad_fn])  # numbers the ops of gradients
-        given = torch.autograd.grad(loss, leaves, allow_unused=True)
-        found = cast("tuple[torch.Tensor | None, ...]", given)
-        pairs = zip(found, leaves, strict=True)
+        untyped_gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        optional_gradients = cast("tuple[torch.Tensor | None, ...]", untyped_gradients)
+        pairs = zip(optional_gradients, leaves, strict=True)
         gradients = (torch.zeros_like(leaf) if one is None else one for one, leaf in pairs)
         return loss.detach(), *gradients
 
@@ -117,8 +117,8 @@ def _trace_back(graph: GraphModule, loss: Loss) -> None:
     code = getattr(loss, "__code__", None)
     at = (code.co_filename, code.co_firstlineno, code.co_name) if code else ("", 0, "loss")
     whole = 'File "{}", line {}, in {}'.format(*at)
-    made: dict[int, str] = {}
+    frames_by_number: dict[int, str] = {}
     for node in graph.graph.nodes:
         frames = _OWN_FRAME.sub("", node.stack_trace or "").strip()
         number = node.meta.get("seq_nr", -1)
-        node.stack_trace = made.setdefault(number, frames) or whole
+        node.stack_trace = frames_by_number.setdefault(number, frames) or whole

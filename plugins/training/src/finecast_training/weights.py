@@ -30,25 +30,25 @@ def hoist_casts(module: GraphModule, static: Collection[int] = ()) -> tuple[Hois
     parameter is cast (a linear layer's transpose), the new input is viewed instead.
     """
     inputs = module.graph.find_nodes(op="placeholder")
-    found: dict[HoistedCast, FxNode] = {}
+    added_inputs: dict[HoistedCast, FxNode] = {}
     for number, source in enumerate(inputs):
         if not _is_parameter(source, static=number in static):
             continue
         for node, views in list(_conversions(source, ())):
             hoisted = HoistedCast(source=number, dtype=_dtype(node))
-            if hoisted not in found:
-                found[hoisted] = _add_input(
-                    module, source, hoisted, [*inputs, *found.values()][-1]
+            if hoisted not in added_inputs:
+                added_inputs[hoisted] = _add_input(
+                    module, source, hoisted, [*inputs, *added_inputs.values()][-1]
                 )
             with module.graph.inserting_before(node):
-                low = _viewed(module, found[hoisted], views)
+                low = _viewed(module, added_inputs[hoisted], views)
             node.replace_all_uses_with(low)
             for dead in (node, *reversed(views)):
                 if not dead.users:
                     module.graph.erase_node(dead)
-    if found:
+    if added_inputs:
         module.recompile()
-    return tuple(found)
+    return tuple(added_inputs)
 
 
 def _dtype(node: FxNode) -> torch.dtype:
@@ -119,8 +119,8 @@ class WeightCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all copies."""
-        kept = (cast("dict[torch.dtype, _Copy]", found) for found in self.copies.values())
-        return sum(copy.low.nbytes for found in kept for copy in found.values())
+        kept = (cast("dict[torch.dtype, _Copy]", copies) for copies in self.copies.values())
+        return sum(copy.low.nbytes for copies in kept for copy in copies.values())
 
     def get(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The low copy of ``tensor``, updated in place if the tensor has changed."""
@@ -129,17 +129,17 @@ class WeightCache:
         if not (lasting and tensor.is_leaf) or tensor.is_inference():
             return tensor.detach().to(dtype)
         kept = cast("dict[torch.dtype, _Copy]", self.copies.setdefault(tensor, {}))
-        found = kept.get(dtype)
+        kept_copy = kept.get(dtype)
         version = tensor._version, tensor.data_ptr()  # ``.data`` may be another tensor now
-        if found is None or found.low.shape != tensor.shape:
+        if kept_copy is None or kept_copy.low.shape != tensor.shape:
             self.casts += 1
-            kept[dtype] = found = _Copy(version=version, low=tensor.detach().to(dtype))
-        elif found.version != version:
+            kept[dtype] = kept_copy = _Copy(version=version, low=tensor.detach().to(dtype))
+        elif kept_copy.version != version:
             self.casts += 1
             with torch.no_grad():
-                found.low.copy_(tensor)
-            found.version = version
-        return found.low
+                kept_copy.low.copy_(tensor)
+            kept_copy.version = version
+        return kept_copy.low
 
     def feed(self, compiled: Any, casts: Sequence[HoistedCast]) -> Any:
         """``compiled``, changed to be called without the hoisted inputs."""

@@ -79,9 +79,9 @@ def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
         }
         if free:
             shapes[tensor] = free
-    given = shapes.dynamic_shapes(module, args, kwargs)
+    dynamic_shapes = shapes.dynamic_shapes(module, args, kwargs)
     with quiet():
-        return torch.export.export(module, args, kwargs, dynamic_shapes=given)
+        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
 
 
 def _check_program(program: object) -> None:

@@ -151,8 +151,10 @@ class TorchSubject(EngineSubject):
 
         Not for modules with codes: whether their products run on integers is seen compiled.
         """
-        given = self.options.prepare
-        return not self._frozen and (deployed() if given is None else given) is torch.compile
+        prepare = self.options.prepare
+        return (
+            not self._frozen and (deployed() if prepare is None else prepare) is torch.compile
+        )
 
     @property
     def _module(self) -> torch.nn.Module:
@@ -180,20 +182,20 @@ class TorchSubject(EngineSubject):
         def judge(model: PreparedModel, facts: Mapping[int, ValueFacts]) -> Planner:
             assert isinstance(model, TorchPrepared)
             how = Judging(facts=facts, user_rules=user_rules, measured=True)
-            planner, told = judged(
+            planner, notes = judged(
                 self.model, model, policy, engine, how, workload.timing()[0], progress
             )
-            self.tell(*told)
+            self.tell(*notes)
             return planner
 
         own = Judged(prepared=prepared, facts=facts, planner=judge(prepared, facts))
-        found = range_scaled(own, judge)
-        assert isinstance(found.prepared, TorchPrepared)
+        judgement = range_scaled(own, judge)
+        assert isinstance(judgement.prepared, TorchPrepared)
         return TorchExamined(
             subject=self,
-            prepared=found.prepared,
-            facts=found.facts,
-            planner=found.planner,
+            prepared=judgement.prepared,
+            facts=judgement.facts,
+            planner=judgement.planner,
             workload=workload,
             progress=progress,
         )
@@ -219,19 +221,19 @@ class TorchSubject(EngineSubject):
 
         def call(run: Callable[..., Any]) -> object:
             with torch.no_grad(), as_engine_error():
-                found = run(*args, **kwargs)
+                outputs = run(*args, **kwargs)
                 wait_for(device)
-            return found
+            return outputs
 
         original = self._module
-        modules = [original, *(one.model for one in built.values())]
+        modules = [original, *(build.model for build in built.values())]
         calls: dict[str, Callable[[], object]] = {}
         with evaluating(original), unwritten(modules):
-            for name, one in built.items():
+            for name, build in built.items():
                 try:
-                    calls[name] = partial(call, self._prepared(one, (args, kwargs)))
+                    calls[name] = partial(call, self._prepared(build, (args, kwargs)))
                 except EngineError as error:
-                    self.tell(one.dropped(error))
+                    self.tell(build.dropped(error))
             if not built and self._run is None and self.compiles:
                 self.tell(_AS_IT_IS)  # a compilation takes longer than all else up to here
                 return Race.of(partial(call, original), {}, effort)
@@ -257,16 +259,16 @@ class TorchSubject(EngineSubject):
             if self._run is None:
                 self._run = self._prepare(self._module, arguments)[0]
             return self._run
-        one = cast("TorchBuilt", built)
-        if one.run is None:
-            run, failed = self._prepare(one.model, arguments)
+        build = cast("TorchBuilt", built)
+        if build.run is None:
+            run, failed = self._prepare(build.model, arguments)
             if failed:
                 raise EngineError(
                     f"{failed[0]!r} is planned on integers and runs in floats",
                     fix="keep it in fp32 by --exclude",
                 )
-            one.run = run
-        return one.run
+            build.run = run
+        return build.run
 
     def _prepare(
         self, module: torch.nn.Module, arguments: Arguments

@@ -135,15 +135,15 @@ class RecordedCalls:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             key = _key((args, kwargs))  # before the call, which may write to its inputs
-            found = self._own(*args, **kwargs)
+            outputs = self._own(*args, **kwargs)
             self.runs += 1
-            tensors = [*_tensors(found)]
+            tensors = [*_tensors(outputs)]
             if tensors:
                 size_bytes = sum(t.numel() * t.element_size() for t in tensors)
-                self._recording.keep(key, _copied(found), size_bytes)
+                self._recording.keep(key, _copied(outputs), size_bytes)
             else:
                 self._recording.lose()
-            return found
+            return outputs
 
         with self._instead(forward):
             yield

@@ -121,7 +121,7 @@ class _Op:
             return list(range(len(self.given)))
         body = self.bodies["body"]
         pairs = enumerate(zip(body.inputs, body.outputs, strict=True))
-        return [k for k, (given, after) in pairs if given.tensor == after.tensor]
+        return [k for k, (before, after) in pairs if before.tensor == after.tensor]
 
     def readers(self, index: int) -> list[str]:
         """The bodies that read argument ``index``, by role."""
@@ -160,12 +160,12 @@ class _Op:
 
         Readers of a loop's output that the loop never changes read its input in its place.
         """
-        name, given, same = self.node.name, self.given, set(self.unchanged)
+        name, arguments, same = self.node.name, self.given, set(self.unchanged)
         unread = {k for k in same if not self.readers(k)}
-        kept = [k for k in range(len(given)) if k not in unread]
+        kept = [k for k in range(len(arguments)) if k not in unread]
         first = [] if self.loop else [self.node.input[0]]
         waits = [i for i in self.node.input if i.startswith("^")]
-        self.node.input[:] = [*first, *(given[k] for k in kept), *waits]
+        self.node.input[:] = [*first, *(arguments[k] for k in kept), *waits]
         types = self.node.attr["T" if self.loop else "Tin"].list
         types.type[:] = [types.type[k] for k in kept]
         for role, body in self.bodies.items():
@@ -178,7 +178,7 @@ class _Op:
             del shapes.shape[:]
             shapes.shape.extend(left)
         moved = {f"{name}:{k}": f"{name}:{index}" for index, k in enumerate(kept)}
-        return moved | {f"{name}:{k}": tensor_of(given[k]) for k in same}
+        return moved | {f"{name}:{k}": tensor_of(arguments[k]) for k in same}
 
     def functions(self) -> Iterator[Any]:
         """The bodies as functions that only this op uses, and those that they call."""
@@ -326,18 +326,18 @@ def _insert(graph: GraphDef, call: NodeDef, body: FrozenModel) -> dict[str, str]
     """
     data = [name for name in call.input if not name.startswith("^")]
     before = [name for name in call.input if name.startswith("^")]
-    given = dict(zip((base_name(p.tensor) for p in body.inputs), data, strict=True))
+    arguments = dict(zip((base_name(p.tensor) for p in body.inputs), data, strict=True))
     for node in body.graph.node:
         copy = graph.node.add()
         copy.CopyFrom(node)
         copy.name = f"{call.name}/{node.name}"
         copy.input[:] = list(_under(call.name, node.input))
-        if node.name in given:
+        if node.name in arguments:
             kind = node.attr["dtype"].type
             copy.Clear()
             copy.name, copy.op = f"{call.name}/{node.name}", "Identity"
             copy.attr["T"].type = kind
-            copy.input.append(given[node.name])
+            copy.input.append(arguments[node.name])
         elif is_stateful(node):
             copy.input.extend(before)
     ends = [f"{call.name}/{port.tensor}" for port in body.outputs]
@@ -405,13 +405,13 @@ class _Folder:
 
     def _constants(self) -> set[str]:
         """Names of the ops whose results can be computed before the model runs."""
-        found: set[str] = set()
+        constants: set[str] = set()
         for op in self.operations:
             if op.control_inputs:
                 continue  # its results must wait for another op
-            if op.type == "Const" or (op.inputs and self._foldable(op, found)):
-                found.add(op.name)
-        return found
+            if op.type == "Const" or (op.inputs and self._foldable(op, constants)):
+                constants.add(op.name)
+        return constants
 
     def _foldable(self, op: Operation, known: set[str]) -> bool:
         if _is_stateful(op) or op.type in PLACEHOLDERS:
@@ -420,18 +420,18 @@ class _Folder:
             return False
         if any(t.dtype in (tf.string, tf.resource, tf.variant) for t in op.outputs):
             return False
-        made = sum(_bytes(t) for t in op.outputs)
-        read = sum(_bytes(t) for t in op.inputs)
-        return made < math.inf and made <= max(_LARGEST_BYTES, read)
+        output_bytes = sum(_bytes(t) for t in op.outputs)
+        input_bytes = sum(_bytes(t) for t in op.inputs)
+        return output_bytes < math.inf and output_bytes <= max(_LARGEST_BYTES, input_bytes)
 
     def _with_effects(self) -> set[str]:
         """Names of the ops that may do more than compute, as an assertion, or wait for one."""
-        found: set[str] = set()
+        op_names: set[str] = set()
         for op in self.operations:
             before = (*op.control_inputs, *(t.op for t in op.inputs))
-            if _is_stateful(op) or any(b.name in found for b in before):
-                found.add(op.name)
-        return found
+            if _is_stateful(op) or any(b.name in op_names for b in before):
+                op_names.add(op.name)
+        return op_names
 
     def _evaluated(self) -> dict[str, Any]:
         """Arrays of the folded tensors that other ops or the outputs read, by name."""

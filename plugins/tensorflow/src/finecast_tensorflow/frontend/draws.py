@@ -47,11 +47,11 @@ def _fix(node: NodeDef, number: int, port: str) -> list[NodeDef]:
             "counter": np.zeros(2, dtype=np.uint64),
             "algorithm": np.array(1, dtype=np.int32),  # Philox
         }
-    made = [_constant(f"{node.name}/draw/{name}", array) for name, array in parts.items()]
+    constants = [_constant(f"{node.name}/draw/{name}", array) for name, array in parts.items()]
     data = [name for name in node.input if not name.startswith("^")]
     controls = [name for name in node.input if name.startswith("^")]
     behind = 2 if node.op == "Multinomial" else 1
-    added = [f"{one.name}{port}:0" if port else one.name for one in made]
+    added = [f"{one.name}{port}:0" if port else one.name for one in constants]
     kinds = {name: node.attr[name] for name in node.attr if name not in ("seed", "seed2")}
     stated = _attributes(node.op, kinds)
     node.op = _STATELESS[node.op]
@@ -60,7 +60,7 @@ def _fix(node: NodeDef, number: int, port: str) -> list[NodeDef]:
     node.attr.clear()
     for name, value in stated.items():
         node.attr[name].CopyFrom(value)
-    return made
+    return constants
 
 
 def _attributes(op: str, given: dict[str, Any]) -> dict[str, Any]:

@@ -41,14 +41,14 @@ CALLS: Final = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
 def bodies(node: NodeDef) -> dict[str, str]:
     """Names of the functions that are bodies of ``node``, by role; empty for other ops."""
-    found: dict[str, str] = {}
+    body_names: dict[str, str] = {}
     for attribute, role in _ROLES.get(node.op.removeprefix("Stateless"), {}).items():
         value = node.attr[attribute]
         if value.WhichOneof("value") == "func":
-            found[role] = value.func.name
+            body_names[role] = value.func.name
         else:
-            found |= {f"{role}{i}": f.name for i, f in enumerate(value.list.func)}
-    return found
+            body_names |= {f"{role}{i}": f.name for i, f in enumerate(value.list.func)}
+    return body_names
 
 
 def set_bodies(node: NodeDef, names: Mapping[str, str]) -> None:
@@ -97,15 +97,15 @@ def called_by(node: NodeDef) -> list[str]:
 
 def needed(nodes: Iterable[NodeDef], library: Mapping[str, FunctionDef]) -> list[FunctionDef]:
     """The functions that ``nodes`` name, as ops or in attributes, and that these name."""
-    found: dict[str, FunctionDef] = {}
+    functions: dict[str, FunctionDef] = {}
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
         for name in (*(named.name for named in _named_by(node)), node.op):
-            if name in library and name not in found:
-                found[name] = library[name]
+            if name in library and name not in functions:
+                functions[name] = library[name]
                 waiting += library[name].node_def
-    return list(found.values())
+    return list(functions.values())
 
 
 def _named_by(node: NodeDef) -> Iterator[Any]:
@@ -183,10 +183,10 @@ def as_function(
     by_name = {node.name: node for node in nodes}
     nested = {f"{argument}:0": argument for argument in arguments}
     for index, argument in enumerate(arguments):
-        given = by_name.pop(argument)
-        function.signature.input_arg.add(name=argument, type=given.attr["dtype"].type)
+        placeholder = by_name.pop(argument)
+        function.signature.input_arg.add(name=argument, type=placeholder.attr["dtype"].type)
         shapes = function.arg_attr[index].attr["_output_shapes"].list.shape
-        shapes.add().CopyFrom(given.attr["shape"].shape)
+        shapes.add().CopyFrom(placeholder.attr["shape"].shape)
     for node in by_name.values():
         names = zip(_flat_names(node.name), _nested_names(node, library), strict=False)
         nested |= dict(names)
@@ -265,13 +265,13 @@ def fresh(name: str, taken: Container[str]) -> str:
 
 def _add_argument(graph: GraphDef, argument: Any, attributes: Any) -> None:
     """Add the placeholder of a function's argument."""
-    given = graph.node.add(name=argument.name, op="Placeholder")
-    given.attr["dtype"].type = argument.type
+    placeholder = graph.node.add(name=argument.name, op="Placeholder")
+    placeholder.attr["dtype"].type = argument.type
     shapes = attributes["_output_shapes"].list.shape if "_output_shapes" in attributes else ()
     if shapes:
-        given.attr["shape"].shape.CopyFrom(shapes[0])
+        placeholder.attr["shape"].shape.CopyFrom(shapes[0])
     else:
-        given.attr["shape"].shape.unknown_rank = True
+        placeholder.attr["shape"].shape.unknown_rank = True
 
 
 def _port(name: str, tensor: str, kind: int) -> SignaturePort:
