@@ -67,9 +67,9 @@ def blame(
         workload = given.workload(stated, reference)
         judge = judge_of(asked, stated, criterion, workload, beside, reference)
         exact = samples_of(workload, reference, len(beside.groups))
-        found = blamed(beside, judge, exact, progress=report)
+        culprits = blamed(beside, judge, exact, progress=report)
     doubts = workload.warnings if isinstance(judge, MetricJudge) else ()
-    return replace(found, warnings=(*doubts, *found.warnings))
+    return replace(culprits, warnings=(*doubts, *culprits.warnings))
 
 
 def _low_of(

@@ -48,9 +48,9 @@ def emulate(
     loaded = given.reference()
     workload = given.workload(stated, loaded)
     with reporting(progress, "emulating") as report:
-        found = emulated(given, loaded, emulation, workload, progress=report)
+        emulation_report = emulated(given, loaded, emulation, workload, progress=report)
     return replace(
-        found,
+        emulation_report,
         target=emulation.target.name,
         metric_name=stated.label,
         warnings=tuple(workload.warnings),

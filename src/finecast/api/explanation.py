@@ -58,8 +58,8 @@ def explain(
     how, stated = group_of(ReadOptions, options), plan_of(plan)
     if stated is not None:
         read = opened(model, how, plan=stated)
-        found, told = read.placed(stated)
-        graph = read.graph_for(found)
+        explained_plan, told = read.placed(stated)
+        graph = read.graph_for(explained_plan)
     else:
         asked = Policy.of(policy)
         run = replace(
@@ -67,19 +67,21 @@ def explain(
         )
         run = on_data(run, group_of(DataOptions, options, data=data))
         read = opened_in_fp32(model, how)
-        graph, found, told = read.judge(asked, run)
+        graph, explained_plan, told = read.judge(asked, run)
     if node is None:
-        return Explanation(graph=graph, plan=found, warnings=told)
+        return Explanation(graph=graph, plan=explained_plan, warnings=told)
     names = [one.name for one in graph.nodes]
     if node not in names:
         raise unknown_name(node, names, what="node")
-    explained = Explanation(graph=graph, plan=found, node=graph.find(node), warnings=told)
+    explained = Explanation(
+        graph=graph, plan=explained_plan, node=graph.find(node), warnings=told
+    )
     decision = explained.decision
     if target is not None or decision is None or decision.format is Format.FP32:
         return explained
-    own = found.engine if found.engine in ENGINES else None
+    own = explained_plan.engine if explained_plan.engine in ENGINES else None
     try:
-        broken = read.fallen_apart(found, engine or own)
+        broken = read.fallen_apart(explained_plan, engine or own)
     except EngineError as error:
         return replace(explained, warnings=(*told, f"kernels were not compared: {error.line}"))
     apart = [one.text for one in broken if any(node in part for part in one.parts)]

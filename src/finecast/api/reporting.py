@@ -57,25 +57,25 @@ def report(
     files.read("the other side", file_in(diff))
     files.read("the blame", file_in(blame))
     files.write("the report", path)
-    found = recorded(source, None if study is None else Path(study))
-    plan = found if isinstance(found, Plan) else None
+    record = recorded(source, None if study is None else Path(study))
+    plan = record if isinstance(record, Plan) else None
     given = None if model is None else opened(model, plan=plan)
-    if isinstance(found, Plan):
+    if isinstance(record, Plan):
         if given is not None:
-            found, _ = given.placed(found)
-        graph = None if given is None else given.graph_for(found)
+            record, _ = given.placed(record)
+        graph = None if given is None else given.graph_for(record)
         name = "model" if given is None else given.source.name
-        found = PlanReport(content=content_of(Sources(model=name, plan=found, graph=graph)))
+        record = PlanReport(content=content_of(Sources(model=name, plan=record, graph=graph)))
     elif given is not None:
-        _check_same_model(given, found, source)
-    found = found.beside(
+        _check_same_model(given, record, source)
+    record = record.beside(
         diff=None if diff is None else _difference_from(diff, source).to_dict(),
         blame=blame.to_dict() if isinstance(blame, Blame) else _part_at(blame),
     )
     with files.locked():
         if path is not None:
-            found.save(path, force=force)
-    return found
+            record.save(path, force=force)
+    return record
 
 
 def _part_at(path: str | Path | None) -> dict[str, Any] | None:

@@ -159,8 +159,10 @@ def tuned(
         removed += [*misplaced(), *remove_damaged()] if request.price_book else []
         with _noting_trials(study, given):
             outcome = _searched(given(), how, output, request, study)
-        found = filter(None, (request.study, request.report))
-        outcome = replace(outcome, source=given().source, files=(*found, *outcome.files))
+        requested_files = filter(None, (request.study, request.report))
+        outcome = replace(
+            outcome, source=given().source, files=(*requested_files, *outcome.files)
+        )
         if study is not None or request.report is not None:
             report = outcome.report()
             if study is not None:
