@@ -65,7 +65,7 @@ def run(
         groups = casting, narrowing, ranges, rules, *device, data
         _refuse_beside_plan([*given_in(*groups), *(o for o, v in whole.items() if v)])
     choice = narrowed(choose(casting.request(target), device), narrowing, ranges)
-    found = api.explain(
+    explanation = api.explain(
         model,
         node,
         plan=plan,
@@ -78,9 +78,9 @@ def run(
         freeze_inputs=how.freeze_inputs,
         trust=how.trust,
     )
-    lowered = () if plan is not None else choice.told(set(found.plan.formats.values()))
-    warn(*found.warnings, *lowered)
-    write_report(found, as_json=as_json)
+    lowered = () if plan is not None else choice.told(set(explanation.plan.formats.values()))
+    warn(*explanation.warnings, *lowered)
+    write_report(explanation, as_json=as_json)
 
 
 def _refuse_beside_plan(options: Sequence[str]) -> None:

@@ -24,13 +24,13 @@ def run(
     """
     from finecast.devices.targets import list_targets, load_target
 
-    found = [load_target(n) for n in ((name,) if name else list_targets())]
+    targets = [load_target(n) for n in ((name,) if name else list_targets())]
     if as_json:
-        write_json(_json(found[0]) if name else [_json(t) for t in found])
+        write_json(_json(targets[0]) if name else [_json(t) for t in targets])
     elif name:
-        _print_one(found[0])
+        _print_one(targets[0])
     else:
-        _print_all(found)
+        _print_all(targets)
 
 
 def _json(target: Target) -> dict[str, Any]:
