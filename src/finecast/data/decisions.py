@@ -70,10 +70,10 @@ class _Share(MeanMetric):
     @staticmethod
     def _terms_of(right: Array, counted: Array, nan: bool) -> Floats:
         """Right decisions and all decisions of each sample; of NaN no decision is right."""
-        found = np.stack(
+        terms = np.stack(
             [by_sample(np.logical_and(right, counted)), by_sample(counted)], axis=-1
         )
-        return found + np.array([np.nan, 0.0]) if nan else found
+        return terms + np.array([np.nan, 0.0]) if nan else terms
 
 
 @final
@@ -138,29 +138,29 @@ class TopK(_Share):
                 where="--metric",
                 fix="use top1",
             )
-        found = few(self._count, self._name)
-        found += self._alike(f"another model that does so has the same {self._name}")
+        warnings = few(self._count, self._name)
+        warnings += self._alike(f"another model that does so has the same {self._name}")
         chance = self._k / self._classes if self._classes else 0.0
         if chance and self.result() <= chance + _deviation(chance, self._count):
-            found += (
+            warnings += (
                 (
                     f"the fp32 model's {self._name} of {self.result():.3g} is at the level of"
                     f" guessing among {self._classes} classes: are the labels the model's?"
                 ),
             )
-            return found
+            return warnings
         named = sum(count for _, count in self._given.most_common(self._k))
         share = named / max(self._given.total(), 1)
         chance = share + _deviation(share, self._count)
         if named and len(self._seen) > 1 and self.result() <= chance:
-            found += (
+            warnings += (
                 (
                     f"the fp32 model's {self._name} of {self.result():.3g} is no more than to"
                     f" name the commonest labels always gives, {share:.3g}: the data hardly"
                     " tell a right model from a wrong one"
                 ),
             )
-        return found
+        return warnings
 
 
 @final
@@ -237,9 +237,12 @@ class F1:
             UsageError: If there is one decision.
         """
         labels = np.concatenate(self._labelled)
-        found = few(labels.size, "f1")
+        warnings = few(labels.size, "f1")
         one = len(np.unique(labels)) == 1
-        return (*found, *(("f1 where all labels are one class says little",) if one else ()))
+        return (
+            *warnings,
+            *(("f1 where all labels are one class says little",) if one else ()),
+        )
 
 
 @final
@@ -278,8 +281,8 @@ class Agreement(_Share):
         Raises:
             UsageError: If there is one decision.
         """
-        found = few(self._count, "agreement")
-        return (*found, *self._alike("to agree with it says little"))
+        warnings = few(self._count, "agreement")
+        return (*warnings, *self._alike("to agree with it says little"))
 
 
 @final
@@ -331,16 +334,16 @@ class Spearman:
             UsageError: If there are fewer than three samples.
         """
         count = sum(len(v) for v in self._values)
-        found = few(count, "spearman", least=3)
+        warnings = few(count, "spearman", least=3)
         # Of unrelated numbers rho has a standard error of 1 / sqrt(n - 1).
         if abs(self.result()) <= _GUESSING_ERRORS / math.sqrt(max(count - 1, 1)):
-            found += (
+            warnings += (
                 (
                     f"the fp32 model's spearman of {self.result():.3g} is that of unrelated"
                     " numbers: are the labels the model's?"
                 ),
             )
-        return found
+        return warnings
 
 
 def _macro_f1(sums: Floats) -> Floats:

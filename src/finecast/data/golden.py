@@ -102,10 +102,10 @@ class GoldenSamples:
             UsageError: If the inputs do not fit the model.
             EngineError: If it cannot be run.
         """
-        found = _deviations(
+        deviation_by_output = _deviations(
             _run(session, self.calls), self.outputs, self.free, self.tolerances
         )
-        return worst_first(found)
+        return worst_first(deviation_by_output)
 
     def to_npz(self) -> tuple[bytes, dict[str, Any]]:
         """The arrays as the content of an npz file, and the names and numbers beside it."""
@@ -188,7 +188,7 @@ def chosen(timing: Sequence[Feeds], others: Iterable[Feeds]) -> list[Feeds]:
     Returns:
         No call if the first one is too large to be kept, or has what no array holds.
     """
-    found = [timing[0]]
+    kept_calls = [timing[0]]
     have, size = samples(calls_of(timing[0])[0]), feed_bytes(timing[0])
     if size > _MOST_BYTES:
         return []
@@ -200,9 +200,9 @@ def chosen(timing: Sequence[Feeds], others: Iterable[Feeds]) -> list[Feeds]:
         if size > _MOST_BYTES:
             break
         if number and _shapes(call) == shapes:
-            found.append(call)
+            kept_calls.append(call)
             have += samples(calls_of(call)[0])
-    return found
+    return kept_calls
 
 
 def _shapes(call: Feeds) -> list[dict[str, tuple[int, ...]]]:
@@ -225,7 +225,7 @@ def _deviations(
     """
     pairs = [matched(free, *both) for both in zip(got, wanted, strict=True)]
     got, wanted = [pair.got for pair in pairs], [pair.wanted for pair in pairs]
-    found: dict[str, float] = {}
+    deviations: dict[str, float] = {}
     for name in dict.fromkeys(name for one in wanted for name in one):
         here = [one[name] for one in got if name in one]
         there = [one[name] for one in wanted if name in one]
@@ -235,8 +235,8 @@ def _deviations(
         )
         for part in (WHOLE,) if name in whole else slices_of(second):
             pair = (part.of(array).reshape(-1) for array in (first, second))
-            found[f"{name}{part}"] = deviation(*pair).relative if alike else math.inf
-    return found
+            deviations[f"{name}{part}"] = deviation(*pair).relative if alike else math.inf
+    return deviations
 
 
 def _named_as(exact: Mapping[str, T], low: Mapping[str, Array]) -> Mapping[str, T]:

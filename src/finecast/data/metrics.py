@@ -306,12 +306,12 @@ class Scoring:
 
         An output that is empty in every batch has no value and does not count.
         """
-        found = {n: t.result() for n, t in self.totals.items() if n in self._filled}
-        order = sorted(found, key=lambda name: self._goodness(found[name]))
+        scores = {n: t.result() for n, t in self.totals.items() if n in self._filled}
+        order = sorted(scores, key=lambda name: self._goodness(scores[name]))
         sampled = {name: one for name in order if (one := self.totals[name].samples())}
         return Score(
-            found[order[0]] if order else math.nan,
-            {name: found[name] for name in order},
+            scores[order[0]] if order else math.nan,
+            {name: scores[name] for name in order},
             sampled if len(sampled) == len(order) else None,
         )
 
@@ -322,12 +322,12 @@ class Scoring:
             UsageError: If it says nothing.
         """
         several = len(self.totals) > 1
-        found = tuple(
+        warnings = tuple(
             f"output {name!r}: {doubt}" if several else doubt
             for name, total in self.totals.items()
             for doubt in total.doubts()
         )
-        return (*found, ONE_HOT) if self._one_hot else found
+        return (*warnings, ONE_HOT) if self._one_hot else warnings
 
     def _goodness(self, value: float) -> float:
         if math.isnan(value):

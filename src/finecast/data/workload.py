@@ -354,14 +354,14 @@ class DataWorkload(Workload):
         session = exact if exact and reference is None else self.decoded(session)
         for batch in self._batches(part):
             samples += batch.count
-            found = session.run(batch.feeds)
+            untrimmed = session.run(batch.feeds)
             if scoring is None:
                 if (reference is None and not part.index) or not self.scored:
                     self.scored = scored_outputs(
-                        self.metric, self.of, batch.feeds, found, self.slices
+                        self.metric, self.of, batch.feeds, untrimmed, self.slices
                     )
                 scoring = Scoring(self.metric, self.scored, free)
-            outputs, beside = batch.trim(found), None
+            outputs, beside = batch.trim(untrimmed), None
             if exact is not None:
                 beside = outputs if exact is session else batch.trim(exact.run(batch.feeds))
             labels = batch.labels
@@ -403,11 +403,11 @@ class DataWorkload(Workload):
 
     def timing(self) -> Sequence[Feeds]:
         """The calls of the first full batch, or one of them."""
-        found = self.calls(next(self.data.batches(self.batch)).feeds)
+        calls = self.calls(next(self.data.batches(self.batch)).feeds)
         if self.call is not None:
-            return [found[self.call]]
-        *_, last = found
-        return [Steps(last.calls)] if isinstance(last, Steps) and last.untimed else found
+            return [calls[self.call]]
+        *_, last = calls
+        return [Steps(last.calls)] if isinstance(last, Steps) and last.untimed else calls
 
     @property
     def decodes(self) -> bool:
@@ -478,8 +478,8 @@ class FunctionWorkload(Workload):
 
     def _called(self, run: Run) -> float:
         with guarded("the evaluation function failed", where=self.name, fix=_EVALUATION):
-            found = self.function(run)
-        return metric_value(found, self.name)
+            metric = self.function(run)
+        return metric_value(metric, self.name)
 
     def _on_replaced(self, run: Run, replacement: Replacement) -> float | None:
         """The metric of replaced outputs; None where outputs were too many to be kept."""
@@ -502,10 +502,10 @@ class FunctionWorkload(Workload):
 
         Of feeds of the same shapes one is timed: calls on them take as long.
         """
-        found: dict[object, Feeds] = {}
+        feeds_by_shapes: dict[object, Feeds] = {}
         for feeds in self.compared():
-            found.setdefault(_shapes(feeds), feeds)
-        return [*found.values()]
+            feeds_by_shapes.setdefault(_shapes(feeds), feeds)
+        return [*feeds_by_shapes.values()]
 
     def compared(self) -> Sequence[Feeds]:
         """Feeds of small, middle and large size, of the same shapes too."""
@@ -523,9 +523,15 @@ def nonfinite_data(workload: Workload) -> str:
             for name, array in call.items():
                 if is_float(array):
                     values = array.astype(np.float64, copy=False)
-                    found = (np.isnan(values).sum(), np.isinf(values).sum(), values.size)
+                    array_counts = (
+                        np.isnan(values).sum(),
+                        np.isinf(values).sum(),
+                        values.size,
+                    )
                     before = counts.get(name, [0, 0, 0])
-                    counts[name] = [a + int(b) for a, b in zip(before, found, strict=True)]
+                    counts[name] = [
+                        a + int(b) for a, b in zip(before, array_counts, strict=True)
+                    ]
     for name, (nans, infs, size) in counts.items():
         if nans + infs:
             return f"input {name!r} of the data has {nans} NaN and {infs} Inf in {size} values"
@@ -603,14 +609,16 @@ def probed(calls: Iterable[Feeds], session: Session, rows: int = PROBED_ROWS) ->
         have += min(samples(feeds), rows)
         if have >= rows or session.free:  # rows have their partners within a call
             break
-    found = [thinned(feeds, session.inputs, rows) for feeds in whole]
-    cut = next((c for c, w in zip(found, whole, strict=True) if samples(c) < samples(w)), None)
+    thinned_calls = [thinned(feeds, session.inputs, rows) for feeds in whole]
+    cut = next(
+        (c for c, w in zip(thinned_calls, whole, strict=True) if samples(c) < samples(w)), None
+    )
     if cut is not None:
         try:
             session.run(cut)
         except EngineError:
             return whole
-    return found
+    return thinned_calls
 
 
 def probed_rows(points: int) -> int:
