@@ -125,8 +125,8 @@ def _emulator(target: str) -> Engine:
 def devices(name: str) -> tuple[str, ...]:
     """The devices that an installed engine finds here."""
     entry = ENGINES[name]
-    found: tuple[str, ...] = importlib.import_module(entry.module).devices()
-    return found
+    device_names: tuple[str, ...] = importlib.import_module(entry.module).devices()
+    return device_names
 
 
 def reading(kind: str) -> tuple[str, ...]:
@@ -219,9 +219,11 @@ def first_that_works(
                 raise
             failures[engine.name] = error
         else:
-            found = [f"{text}: {engine.name} takes its place" for text in crashes(failures)]
+            crash_notes = [
+                f"{text}: {engine.name} takes its place" for text in crashes(failures)
+            ]
             if notes is not None:
-                notes += found
+                notes += crash_notes
             return engine, done
     if check is not None:
         check()

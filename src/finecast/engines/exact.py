@@ -66,16 +66,16 @@ class Exact:
         Without names errors are told of the outputs that copy no input. They are of floats, or
         of free length; of a model without such outputs all.
         """
-        found = [session.run(feeds) for feeds in calls]
-        names = tuple(found[0]) if found else ()
+        runs = [session.run(feeds) for feeds in calls]
+        names = tuple(runs[0]) if runs else ()
         free = {names.index(one.name): one for one in session.free if one.name in names}
         chosen = {n for n, name in enumerate(names) if name in of}
-        chosen = {n for n in chosen if n in free or is_float(found[0][names[n]])}
-        if found and not chosen:
-            chosen = counted_outputs(calls[0].values(), [*found[0].values()]) | free.keys()
+        chosen = {n for n in chosen if n in free or is_float(runs[0][names[n]])}
+        if runs and not chosen:
+            chosen = counted_outputs(calls[0].values(), [*runs[0].values()]) | free.keys()
             chosen = chosen or frozenset(range(len(names)))
-        check_axis(axis, found[0].values() if found else ())
-        each, counted = [[*one.values()] for one in found], Counted.of(chosen, free)
+        check_axis(axis, runs[0].values() if runs else ())
+        each, counted = [[*one.values()] for one in runs], Counted.of(chosen, free)
         placed = [counted.matched(one, one)[1] for one in each] if free else each
         return cls(
             calls=calls,
@@ -127,12 +127,17 @@ class Exact:
             )
             pairs = [self.counted.matched(got, wanted) for got, wanted in runs]
             outputs, wanted = map(joined_outputs, zip(*pairs, strict=True))
-            found = squared_errors(outputs, wanted, frozenset(self.counted), self.slices)
+            error_by_slice = squared_errors(
+                outputs, wanted, frozenset(self.counted), self.slices
+            )
         else:
             outputs = outputs_on(session, self.calls)
-            found = squared_errors(outputs, self.outputs, self.counted, self.slices)
+            error_by_slice = squared_errors(outputs, self.outputs, self.counted, self.slices)
         return worst_first(
-            {f"{self.names[n]}{part}": math.sqrt(error) for (n, part), error in found.items()}
+            {
+                f"{self.names[n]}{part}": math.sqrt(error)
+                for (n, part), error in error_by_slice.items()
+            }
         )
 
     def squared_error(self, outputs: Sequence[Array]) -> float:

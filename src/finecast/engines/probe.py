@@ -104,14 +104,16 @@ def speed_of(engine: Engine, fmt: Format) -> Speed:
     """The speed of one format, by short probes; of an emulated device by its data sheet."""
     if engine.emulates is not None:
         return _documented(engine.emulates.target, fmt)
-    found = engine.capability(fmt)
-    why = f" ({found.reason})" if found.reason else ""
-    if not found.runs or found.speed is None:
+    capability = engine.capability(fmt)
+    why = f" ({capability.reason})" if capability.reason else ""
+    if not capability.runs or capability.speed is None:
         return Speed(
             gains=False, text=f"{engine.name} has no {fmt.label} arithmetic here{why}"
         )
-    text = f"{fmt.label} runs at {found.speed:.2g}x fp32's speed in {engine.name} here{why}"
-    return Speed(gains=found.worthwhile, text=text)
+    text = (
+        f"{fmt.label} runs at {capability.speed:.2g}x fp32's speed in {engine.name} here{why}"
+    )
+    return Speed(gains=capability.worthwhile, text=text)
 
 
 def _documented(target: Target, fmt: Format) -> Speed:
