@@ -199,21 +199,21 @@ class CommandFiles:
 def _identity(path: Path) -> Hashable:
     """Equal for two paths that are, or would be, one file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         # It does not exist yet. Case is ignored, as some file systems do.
         folder, name = os.path.split(os.path.realpath(path))
         return folder, name.casefold()
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _state(path: Path) -> tuple[int, int] | None:
     """The file's inode and modification time in ns; None if there is no file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns
+    return status.st_ino, status.st_mtime_ns
 
 
 def check_spelling(path: Path) -> None:
@@ -406,21 +406,21 @@ def read_json(
     """
     text = read_text(path, what=what, most_bytes=most_bytes, fix=fix)
     try:
-        found: Any = json.loads(text)
+        content: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"not a {what}: it is no JSON", where=str(path), fix=fix) from error
-    stated: Any = found.get("kind") if isinstance(found, dict) else None
+    stated: Any = content.get("kind") if isinstance(content, dict) else None
     if stated != kind:
-        other = kind_of(found)
+        other = kind_of(content)
         other = f"it is {other}" if other else f"it has no kind {kind}"
         raise UsageError(f"not a {what}: {other}", where=str(path), fix=fix)
-    if found.get("version") != version:
+    if content.get("version") != version:
         raise UsageError(
-            f"a {what} of version {found.get('version')!r}, and {version} is read here",
+            f"a {what} of version {content.get('version')!r}, and {version} is read here",
             where=str(path),
             fix="use the release of finecast that wrote it, or tune anew",
         )
-    return found
+    return content
 
 
 def write_text(path: Path, text: str) -> None:

@@ -79,13 +79,13 @@ def reading(what: str, where: str, fix: str) -> Generator[Reading]:
     Raises:
         UsageError: If the content is not as it has to be.
     """
-    found = Reading()
+    reader = Reading()
 
     def place() -> str:
-        return ", ".join(filter(None, (where, found.place)))
+        return ", ".join(filter(None, (where, reader.place)))
 
     try:
-        yield found
+        yield reader
     except UsageError as error:
         if error.where:
             raise

@@ -90,15 +90,15 @@ def remove_abandoned(place: Path | None = None) -> list[str]:
     Without a place it is done where temporary files are.
     """
     place = place or Path(tempfile.gettempdir())
-    found: list[str] = []
+    notes: list[str] = []
     with suppress(OSError):
         for folder in sorted(place.glob(f"{_PREFIX}*")):
             if _is_own(folder) and (owner := dead_owner(folder / _OWNER)):
                 size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
                 shutil.rmtree(folder, ignore_errors=True)
                 told = f"{folder.absolute()} ({size / 1e6:.1f} MB)"
-                found.append(f"removed {told}, which {owner} left as it was ended")
-    return found
+                notes.append(f"removed {told}, which {owner} left as it was ended")
+    return notes
 
 
 def _is_own(folder: Path) -> bool:
