@@ -160,8 +160,10 @@ class Prepared(PreparedModel):
         if not fmt.encodes_results:
             return stated
         native = self.binding.nodes[node.id] or self.binding.owners[node.id]
-        found = signature(native.op_type, native.domain, own)
-        return max(found.since.get(fmt.storage, raised) if found else raised, stated)
+        op_signature = signature(native.op_type, native.domain, own)
+        return max(
+            op_signature.since.get(fmt.storage, raised) if op_signature else raised, stated
+        )
 
     def can_cast(self, fmt: Format) -> bool:
         """Whether the opset that the model was raised to has nodes that round to ``fmt``."""

@@ -367,9 +367,9 @@ def staged(file: OnnxFile, model: ir.Model, name: str) -> OnnxFile:
     path = stage.folder / "model.onnx"
     with naming(path, name):
         save(model, path, external_data=came_external(file.model) or None)
-        found = load(path)
+        staged_file = load(path)
     return replace(
-        found,
+        staged_file,
         digest=file.digest,
         size_bytes=file.size_bytes,
         name=file.name,

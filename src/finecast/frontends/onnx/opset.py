@@ -77,10 +77,10 @@ def _lowered_since(op_type: str, domain: str, fmt: Format, current: int) -> int:
     info = lookup(f"{domain or 'onnx'}::{op_type}")
     if info.tier is Tier.NEVER and info.kind is not OpKind.CONTROL:
         return 0
-    found = signature(op_type, domain, current)
-    if found is not None and not fmt.encodes_results:
+    op_signature = signature(op_type, domain, current)
+    if op_signature is not None and not fmt.encodes_results:
         return stated_since(fmt, current)
-    since = found.since.get(fmt.storage) if found else None
+    since = op_signature.since.get(fmt.storage) if op_signature else None
     return 0 if since is None else max(since, stated_since(fmt, current))
 
 

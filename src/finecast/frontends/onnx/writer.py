@@ -528,18 +528,18 @@ class EditedModel(NativeModel):
         A tied table, which a lookup reads as it is and a product transposed, is stored once:
         what decodes it stands in front of the transposition, where OpenVINO's kernels take it.
         """
-        found = self._decoded.get((value, to))
-        if found is None:
+        decoded = self._decoded.get((value, to))
+        if decoded is None:
             self.replaced.append(value)
             source = self._transposed_from(value, to)
             if source in self._decoded:
-                found = self._transposed(self._stored_and_read(*source), value, to)
+                decoded = self._transposed(self._stored_and_read(*source), value, to)
             else:
                 stored = self._initializer(value, to)
                 back = STATEMENTS[to.format].back(self._maker, stored, to)
-                found = self._noted(back, to, stored)
-            self._decoded[value, to] = found
-        return found
+                decoded = self._noted(back, to, stored)
+            self._decoded[value, to] = decoded
+        return decoded
 
     def _transposed_from(self, value: ir.Value, to: Encoding) -> _Coded | None:
         """What ``value`` is the transpose of, with its encoding in equal codes."""

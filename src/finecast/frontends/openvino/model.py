@@ -208,11 +208,11 @@ def from_model(model: openvino.Model) -> OvFile:
         path = folder / f"model{IR_SUFFIX}"
         save(copy, path)
         parts = _parts(path)
-        found, size = digest(*parts), sum(p.stat().st_size for p in parts)
+        content_digest, size = digest(*parts), sum(p.stat().st_size for p in parts)
     return OvFile(
         path=_IN_MEMORY,
         model=copy,
-        digest=found,
+        digest=content_digest,
         _size_bytes=size,
     )
 
@@ -247,10 +247,10 @@ def from_keras(model: Any) -> OvFile:
         guarded(path, f"cannot be read as {kind}", fix),
         exported(import_keras(str(path)), model, path) as folder,
     ):
-        found = _core().read_model(folder)
-    _check(found, path, kind, fix)
-    renumber_ops(found)
-    return from_model(found)
+        ov_model = _core().read_model(folder)
+    _check(ov_model, path, kind, fix)
+    renumber_ops(ov_model)
+    return from_model(ov_model)
 
 
 def save(model: openvino.Model, path: Path) -> int:

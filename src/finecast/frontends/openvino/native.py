@@ -58,7 +58,7 @@ def observable(graph: Graph, *, decisions: bool = False) -> dict[str, int]:
     With ``decisions`` those of integers and bools. A name is ``OP:OUTPUT``, for a tensor may
     have no name of its own, or several.
     """
-    found: dict[str, int] = {}
+    ids_by_name: dict[str, int] = {}
     for value in graph.values:
         shown = value.is_decision if decisions else value.format is not None
         if shown and value.constant is None and value.producer is not None:
@@ -67,8 +67,8 @@ def observable(graph: Graph, *, decisions: bool = False) -> dict[str, int]:
             inner = maker.attributes.get(INNER, 0)
             stores = maker.native == _STORES
             if not (maker.region or stores) and isinstance(inner, int) and index >= inner:
-                found[f"{maker.name}:{index}"] = value.id
-    return found
+                ids_by_name[f"{maker.name}:{index}"] = value.id
+    return ids_by_name
 
 
 def with_outputs(model: openvino.Model, names: Sequence[str]) -> openvino.Model:
@@ -253,19 +253,19 @@ class OvNative(NativeModel):
         self, value: int, to: T, store: Callable[[int, T], openvino.Output]
     ) -> openvino.Output:
         """What ``store`` gives for a constant, or for the one that it transposes."""
-        found = self._kept.get((value, to))
-        if found is None:
+        output = self._kept.get((value, to))
+        if output is None:
             node = self.binding.values[value].get_node()
             source = self._transposed_from(value, to)
             if source in self._kept:
                 read = self._shared(*source, store)
                 name = f"{node.get_friendly_name()}_{to.label}"
                 turned = self.op("transpose", read, node.input_value(1)).get_node()
-                found = self._added(turned, name, to.label if isinstance(to, Scaled) else "")
+                output = self._added(turned, name, to.label if isinstance(to, Scaled) else "")
             else:
-                found = store(value, to)
-            self._kept[value, to] = found
-        return found
+                output = store(value, to)
+            self._kept[value, to] = output
+        return output
 
     def _transposed_from(self, value: int, to: T) -> tuple[int, T] | None:
         """The constant that ``value`` is the transpose of, with its encoding."""

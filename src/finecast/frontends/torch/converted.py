@@ -474,13 +474,13 @@ class StoredModule:
             for node in module.graph.nodes
         )
         paths = {str(n.target) for n in module.graph.nodes if n.op == "get_attr"}
-        found = {path: attribute(module, path) for path in sorted(paths)}
+        attributes = {path: attribute(module, path) for path in sorted(paths)}
         return cls(
             nodes=nodes,
             codegen=_with_specs(_codegen_of(module), StoredSpec.of, TreeSpec),
             attributes={
                 path: cls.of(one) if isinstance(one, GraphModule) else one
-                for path, one in found.items()
+                for path, one in attributes.items()
             },
         )
 
@@ -519,9 +519,9 @@ def _with_specs(codegen: Any, changed: Callable[[Any], Any], kind: type) -> Any:
     info = getattr(codegen, "pytree_info", None)
     if info is None:
         return codegen
-    found = {n: changed(s) for n, s in info._asdict().items() if isinstance(s, kind)}
+    specs = {n: changed(s) for n, s in info._asdict().items() if isinstance(s, kind)}
     result = copy.copy(codegen)
-    result.pytree_info = info._replace(**found)
+    result.pytree_info = info._replace(**specs)
     return result
 
 
