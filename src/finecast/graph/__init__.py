@@ -203,13 +203,13 @@ class Graph:
 
     def static_shapes(self, names: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Shapes, by name, of the values in ``names`` (ids) whose sizes are all known."""
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, index in names.items():
             shape = self.values[index].shape
             sizes = tuple(d for d in shape or () if isinstance(d, int))
             if shape is not None and len(sizes) == len(shape):
-                found[name] = sizes
-        return found
+                shapes[name] = sizes
+        return shapes
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -239,8 +239,8 @@ class Graph:
 
     def maker(self, value: Value | int | None) -> Node | None:
         """The node that gives a value (or the value of that id); None if no node does."""
-        found = self.values[value] if isinstance(value, int) else value
-        made = None if found is None else found.producer
+        graph_value = self.values[value] if isinstance(value, int) else value
+        made = None if graph_value is None else graph_value.producer
         return None if made is None else self.nodes[made]
 
     def read(self, node: Node, port: int) -> Value | None:
@@ -280,20 +280,20 @@ def backward_ops(graph: Graph) -> frozenset[int]:
     such inputs has no backward pass.
     """
     reached = {v.id for v in graph.inputs if v.name.startswith("tangents")}
-    found = set[int]()
+    op_ids = set[int]()
     for node in graph.nodes if reached else ():
         if any(value in reached for value in node.inputs):
-            found.add(node.id)
+            op_ids.add(node.id)
             reached.update(v for v in node.outputs if v is not None)
-    return frozenset(found)
+    return frozenset(op_ids)
 
 
 def ops_for_backward(graph: Graph) -> frozenset[int]:
     """Ops of the backward pass, and those whose results only such ops read."""
-    found = set(backward_ops(graph))
-    for node in reversed(graph.nodes) if found else ():
+    op_ids = set(backward_ops(graph))
+    for node in reversed(graph.nodes) if op_ids else ():
         outputs = [graph.values[v] for v in node.outputs if v is not None]
         uses = [n for v in outputs for n in v.uses]
-        if uses and found.issuperset(uses) and not any(v.is_output for v in outputs):
-            found.add(node.id)
-    return frozenset(found)
+        if uses and op_ids.issuperset(uses) and not any(v.is_output for v in outputs):
+            op_ids.add(node.id)
+    return frozenset(op_ids)
