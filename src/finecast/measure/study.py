@@ -113,8 +113,8 @@ class Study:
                 fix="give a file in a folder that exists, is writable and has room",
             ) from error
         with self._connection() as db:
-            found = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
-            tables = tuple(sql for (sql,) in found.fetchall())
+            cursor = db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+            tables = tuple(sql for (sql,) in cursor.fetchall())
             if tables != _TABLES[: max(len(tables), 1)]:
                 raise _no_study(path, "its tables are others")
             for table in _TABLES[len(tables) :]:
