@@ -265,13 +265,13 @@ def _fault(
     suspects: list[tuple[JudgedOutput, Array]] = []
     pairs = matched(free_outputs(graph), got, wanted)
     for name, reference in pairs.wanted.items():
-        found, value = deviation(pairs.got[name], reference), values.get(name)
-        if found.nonfinite:
+        difference, value = deviation(pairs.got[name], reference), values.get(name)
+        if difference.nonfinite:
             text = f"output {name!r} has NaN or Inf where fp32 has none"
             return _Fault(output=name, text=text, bad=lambda _, d: d.nonfinite), ()
-        if value is not None and value.id in bounds.decided and not found.comparable:
+        if value is not None and value.id in bounds.decided and not difference.comparable:
             continue
-        if not found.comparable:
+        if not difference.comparable:
             raise WrongNumbersError(
                 f"output {name!r} has shape {list(got[name].shape)}, fp32's has "
                 f"{list(reference.shape)}",
@@ -347,7 +347,7 @@ def _untold(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> tupl
         feeds = blurred(case.feeds)
         return None if feeds is None else _outputs_on(case, feeds)
 
-    found = untold(
+    texts = untold(
         (wanted, got),
         {
             name: allowed
@@ -359,7 +359,7 @@ def _untold(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> tupl
         case.followed,
         near,
     )
-    return tuple(f"{text}. {_ON_DATA}" for text in found)
+    return tuple(f"{text}. {_ON_DATA}" for text in texts)
 
 
 def _all_nan(array: Array) -> bool:
@@ -503,12 +503,12 @@ class FirstWrong:
         if target is None:
             return None
         try:
-            found = self._first_bad(target)
-            while (bad := self._bad(self._inputs(found))) and self.runs < _MOST_RUNS:
-                found = self._first_bad(bad[0])
+            wrong_id = self._first_bad(target)
+            while (bad := self._bad(self._inputs(wrong_id))) and self.runs < _MOST_RUNS:
+                wrong_id = self._first_bad(bad[0])
         except EngineError:
             return None  # the engine does not run the model with other outputs
-        producer = self.graph.values[found].producer
+        producer = self.graph.values[wrong_id].producer
         return self.graph.nodes[producer] if producer is not None else None
 
     def _bad(self, ids: Iterable[int]) -> list[int]:
@@ -519,7 +519,9 @@ class FirstWrong:
         self.runs += 1
         got, wanted = self.both(list(shown))
         pairs = ((i, deviation(got[n], wanted[n])) for n, i in shown.items())
-        return [i for i, found in pairs if found.comparable and self.wrong(i, found)]
+        return [
+            i for i, difference in pairs if difference.comparable and self.wrong(i, difference)
+        ]
 
     def _first_bad(self, target: int) -> int:
         """A wrong value that ``target`` depends on, before which no value seen was wrong."""

@@ -225,16 +225,16 @@ def compare(
     check_axis(axis, wanted.values())
     pairs = matched(free, got, wanted)
     got, wanted = pairs.got, pairs.wanted
-    found = {
+    differences = {
         f"{name}{part}": one
         for name, array in wanted.items()
         if is_float(array)
         for part, one in deviations(got[name], array, axis).items()
     }
-    outputs = worst_first({n: d.relative for n, d in found.items() if d.comparable})
+    outputs = worst_first({n: d.relative for n, d in differences.items() if d.comparable})
     relative = max(outputs.values(), default=0.0)
-    worst = found[next(iter(outputs))].largest if outputs else 0.0
-    notes = [*_lone_rows(pairs), *_apart(got, wanted, every=not found)]
+    worst = differences[next(iter(outputs))].largest if outputs else 0.0
+    notes = [*_lone_rows(pairs), *_apart(got, wanted, every=not differences)]
     if all(not one.size for one in wanted.values()):
         notes = ["every output is empty: nothing was compared"]
     if relative >= LIMIT:
@@ -243,8 +243,8 @@ def compare(
         )
     return Verified(
         engine=engine,
-        max_abs_error=worst if found else None,
-        relative_error=relative if found else None,
+        max_abs_error=worst if differences else None,
+        relative_error=relative if differences else None,
         outputs=outputs,
         note="; ".join(notes),
     )
@@ -252,15 +252,15 @@ def compare(
 
 def _lone_rows(pairs: Matched) -> list[str]:
     """How many rows of outputs of free length have no partner, where some have none."""
-    found: dict[tuple[int, int, int], list[str]] = {}
+    names_by_counts: dict[tuple[int, int, int], list[str]] = {}
     for name, (_, wanted) in pairs.numbers.items():
         counts = *pairs.unmatched(name), int((wanted >= 0).sum())
         if any(counts[:2]):
-            found.setdefault(counts, []).append(name)
+            names_by_counts.setdefault(counts, []).append(name)
     told = [
         f"of {listed(names, _MOST_TOLD)} {lost} of fp32's {number_of(count, 'row')} are not"
         f" there, and {new} are new"
-        for (lost, new, count), names in found.items()
+        for (lost, new, count), names in names_by_counts.items()
     ]
     return told[:_MOST_TOLD] + left_out(len(told), _MOST_TOLD, " outputs differ")
 
@@ -270,12 +270,12 @@ def _apart(got: Mapping[str, Array], wanted: Mapping[str, Array], *, every: bool
 
     If ``every``, outputs that do not differ are listed, too.
     """
-    found: list[str] = []
+    notes: list[str] = []
     for name, array in wanted.items():
         shape = got[name].shape
         if shape != array.shape:
             text = f"output {name!r} has shape {list(shape)}, fp32's {list(array.shape)}"
-            found.append(f"{text}: what is in it decides that")
+            notes.append(f"{text}: what is in it decides that")
         elif not is_float(array) and ((count := differing(got[name], array)) or every):
-            found.append(f"output {name!r}: {count} of {array.size} values differ")
-    return found[:_MOST_TOLD] + left_out(len(found), _MOST_TOLD, " outputs differ")
+            notes.append(f"output {name!r}: {count} of {array.size} values differ")
+    return notes[:_MOST_TOLD] + left_out(len(notes), _MOST_TOLD, " outputs differ")

@@ -36,14 +36,14 @@ def commonest_verdict(plan: Plan) -> tuple[str, str]:
 
     Of the model's other ops where no product has one; empty where no op has.
     """
-    found = _verdicts(d for d in plan.decisions if by_name(d.op).kind is OpKind.MATMUL)
-    whose = "product" if found else "op"
-    found = found or _verdicts(plan.decisions)
-    if not found:
+    verdicts = _verdicts(d for d in plan.decisions if by_name(d.op).kind is OpKind.MATMUL)
+    whose = "product" if verdicts else "op"
+    verdicts = verdicts or _verdicts(plan.decisions)
+    if not verdicts:
         return "", ""
-    rule, count = Counter(reason.rule for reason in found).most_common(1)[0]
+    rule, count = Counter(reason.rule for reason in verdicts).most_common(1)[0]
     whose += "s" if count > 1 else ""
-    text = next(reason.text for reason in found if reason.rule == rule)
+    text = next(reason.text for reason in verdicts if reason.rule == rule)
     return f"{count} {whose} by the rule {rule!r}", text
 
 

@@ -326,7 +326,7 @@ def counted(
         told = "; ".join(f"{name} {list(shape)}" for name, shape in seen.items())
     else:
         shapes, told = _drawn_shapes(prepared, options)
-    found = Census.of(
+    census = Census.of(
         prepared.graph,
         shapes,
         facts,
@@ -336,17 +336,19 @@ def counted(
     )
     ports = {"inputs": prepared.graph.inputs, "outputs": prepared.graph.outputs}
     named = {key: _ports(values) for key, values in ports.items()}
-    found = replace(found, notes=named | found.notes)
+    census = replace(census, notes=named | census.notes)
     if source.told:
-        found = replace(found, notes=found.notes | {"as it was read": "; ".join(source.told)})
+        census = replace(
+            census, notes=census.notes | {"as it was read": "; ".join(source.told)}
+        )
     if free := free_dims({spec.name: spec.shape for spec in input_specs(prepared.graph)}):
         named = [f"{n} ({', '.join(a)})" if {*a} - {n} else n for n, a in free.items()]
-        found = replace(found, notes=found.notes | {"free sizes": ", ".join(named)})
+        census = replace(census, notes=census.notes | {"free sizes": ", ".join(named)})
     if told:
-        found = replace(found, notes=found.notes | {"counted at": told})
+        census = replace(census, notes=census.notes | {"counted at": told})
     if options.data is None:
-        return found
-    return replace(found, warnings=risks(prepared.graph, facts, low), low=low)
+        return census
+    return replace(census, warnings=risks(prepared.graph, facts, low), low=low)
 
 
 def _ports(values: Sequence[Value]) -> str:
@@ -372,7 +374,7 @@ def _drawn_shapes(
     """
     inputs = input_specs(prepared.graph)
     failed: EngineError | UsageError | None = None
-    found: tuple[dict[int, tuple[int, ...]], str] | None = None
+    fallback: tuple[dict[int, tuple[int, ...]], str] | None = None
     firsts = {s.name: s.shape[:1] for s in inputs if s.shape}
     batches = [f"{name}={options.batch}" for name in free_dims(firsts)]
     for dims in size_guesses(prepared.graph, options.dims):  # and until no value is empty
@@ -382,13 +384,13 @@ def _drawn_shapes(
         try:
             feeds = synthetic_feeds(inputs, batch=options.batch, dims=dims)
             here = shapes_for(prepared, inputs, feeds), told
-            found = found or here
+            fallback = fallback or here
             if all(all(sizes) for sizes in here[0].values()):
                 return here
         except (EngineError, UsageError) as error:
             failed = failed or error
-    if found is not None:  # some values are empty whatever the sizes
-        return found
+    if fallback is not None:  # some values are empty whatever the sizes
+        return fallback
     if options.dims and failed is not None:
         raise failed
     # The table then has what can be counted without shapes.
@@ -432,8 +434,8 @@ def _symbols(inputs: Sequence[TensorSpec], feeds: Feeds) -> dict[str, int]:
 
 def _declared(graph: Graph, symbols: dict[str, int]) -> dict[int, tuple[int, ...]]:
     floats = (v for v in graph.values if v.format and v.constant is None)
-    found = {v.id: _sizes(v, symbols) for v in floats}
-    return {i: sizes for i, sizes in found.items() if sizes is not None}
+    shapes = {v.id: _sizes(v, symbols) for v in floats}
+    return {i: sizes for i, sizes in shapes.items() if sizes is not None}
 
 
 def _sizes(value: Value, symbols: dict[str, int]) -> tuple[int, ...] | None:

@@ -90,7 +90,7 @@ def changed_decisions(
         return ()
     exact = [*_runs(pair, original, names, batches)]
     pairs = [*zip(_runs(pair, applied, names, batches), exact, strict=False)]
-    found = (
+    decisions = (
         _compared(
             nodes[shown[name]],
             [(got[name], wanted[name]) for got, wanted in pairs],
@@ -98,7 +98,7 @@ def changed_decisions(
         )
         for name in names
     )
-    return tuple(sorted(found, key=lambda one: -one.share))
+    return tuple(sorted(decisions, key=lambda one: -one.share))
 
 
 def _runs(
@@ -131,16 +131,16 @@ def _compared(
     node: Node, calls: Sequence[tuple[Array, Array]], rows: FreeOutput | None = None
 ) -> Decisions:
     """The decisions of an op over all calls, each with the plan's model's and with fp32's."""
-    found = [_differing(node, got, wanted, rows) for got, wanted in calls]
+    call_counts = [_differing(node, got, wanted, rows) for got, wanted in calls]
     shapes = [wanted.shape for _, wanted in calls]
-    count = sum(of for _, of in found)
+    count = sum(of for _, of in call_counts)
     alike = len({shape[1:] for shape in shapes}) == 1 and all(shapes)
     alike = alike and not any(_is_free(*pair, rows) for pair in calls)
     shape = (sum(s[0] for s in shapes), *shapes[0][1:]) if alike else (count,)
     return Decisions(
         node=node.name,
         op=node.native.rpartition("::")[2],
-        changed=sum(changed for changed, _ in found),
+        changed=sum(changed for changed, _ in call_counts),
         count=count,
         shape=shape,
     )

@@ -74,8 +74,8 @@ class JudgedOutput:
 
     def error(self, got: Array) -> float:
         """The relative error of another model's, or the share of decisions that change."""
-        found = deviation(got, self.wanted)
-        return found.beyond_step if self.stepped else found.relative
+        difference = deviation(got, self.wanted)
+        return difference.beyond_step if self.stepped else difference.relative
 
     def excused(self, predicted: float) -> float:
         """The largest error of an engine that ``predicted``, by its formats, explains."""

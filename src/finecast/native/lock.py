@@ -60,8 +60,8 @@ class Runner:
     def of(cls, name: str, *, throughput: bool = False) -> Runner:
         """The engine as it is installed here."""
         needs = library_of(name.partition(":")[0])
-        found = version_of(needs) or version_of(f"{needs}-cpu") or ""
-        return cls(name=name, version=found, throughput=throughput)
+        version = version_of(needs) or version_of(f"{needs}-cpu") or ""
+        return cls(name=name, version=version, throughput=throughput)
 
     def engine(self) -> Engine:
         """The engine in that configuration.
@@ -69,8 +69,8 @@ class Runner:
         Raises:
             EngineError: If it is not installed, or has no such device.
         """
-        found = get_engine(self.name)
-        return found.as_one_stream() if self.throughput else found
+        installed_engine = get_engine(self.name)
+        return installed_engine.as_one_stream() if self.throughput else installed_engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +84,8 @@ class Machine:
     @classmethod
     def here(cls, found: Environment | None = None) -> Machine:
         """This machine."""
-        found = found or environment()
-        return cls(cpu=found.cpu, cores=found.cores, instruction_sets=instruction_sets(found))
+        host = found or environment()
+        return cls(cpu=host.cpu, cores=host.cores, instruction_sets=instruction_sets(host))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,31 +174,31 @@ class Lock:
         Raises:
             UsageError: If there is none, or it is not one that this release reads.
         """
-        found = _read(path)
+        content = _read(path)
         with reading("lock", str(path), _FIX) as at:
-            accuracy = at.part(found, "accuracy", dict)
-            settings = {str(k): str(v) for k, v in at.items(found, "settings")}
+            accuracy = at.part(content, "accuracy", dict)
+            settings = {str(k): str(v) for k, v in at.items(content, "settings")}
             kernels = tuple(
                 LockedKernel(code=str(code), nodes=tuple(map(str, nodes)))
-                for code, *nodes in at.each(found, "kernels")
+                for code, *nodes in at.each(content, "kernels")
             )
-            engine = at.part(found, "engine", dict)
+            engine = at.part(content, "engine", dict)
             runner = Runner(
                 name=str(engine["name"]),
                 version=str(engine["version"]),
                 throughput=bool(engine["throughput"]),
             )
-            machine = at.part(found, "machine", dict)
+            machine = at.part(content, "machine", dict)
             locked_on = Machine(
                 cpu=str(machine["cpu"]),
                 cores=int(machine["cores"]),
                 instruction_sets=tuple(map(str, machine["instruction_sets"])),
             )
-            times = at.part(found, "times", dict)
+            times = at.part(content, "times", dict)
             call_s = None if times["call_ms"] is None else float(times["call_ms"]) / 1e3
             speedup = None if times["speedup"] is None else float(times["speedup"])
             denied = float(times["busy"])
-            model = at.part(found, "model", dict)
+            model = at.part(content, "model", dict)
             plan = str(model.get("plan", ""))
             observed = Observed(
                 model=str(model["digest"]),
@@ -210,8 +210,8 @@ class Lock:
                 denied=denied,
             )
             samples = None
-            if found["samples"] is not None:
-                stated = at.part(found, "samples", dict)
+            if content["samples"] is not None:
+                stated = at.part(content, "samples", dict)
                 samples = _samples(samples_of(path), stated)
         return cls(
             plan=plan,
@@ -310,16 +310,18 @@ def observed(
 
 def _kernels(session: Session, call: Feeds) -> tuple[LockedKernel, ...]:
     """The kernels that ran, in the order of their nodes' names."""
-    found = [
+    kernels = [
         LockedKernel(code=f"{k.implementation} {k.computed}".strip(), nodes=k.ops)
         for k in session.kernel_formats()
     ]
-    if not found:
+    if not kernels:
         seen: Sequence[KernelTime] = ()
         with suppress(UsageError):  # a session that was opened without its profile
             seen = session.profile(call, repeats=1)
-        found = [LockedKernel(code=f"{k.kind} {k.format}", nodes=k.ops) for k in seen if k.ops]
-    return tuple(sorted(found, key=lambda kernel: (kernel.nodes, kernel.code)))
+        kernels = [
+            LockedKernel(code=f"{k.kind} {k.format}", nodes=k.ops) for k in seen if k.ops
+        ]
+    return tuple(sorted(kernels, key=lambda kernel: (kernel.nodes, kernel.code)))
 
 
 def _digest(content: bytes) -> str:
@@ -336,8 +338,8 @@ def _samples(path: Path, stated: Mapping[str, Any]) -> GoldenSamples:
     if not path.is_file():
         raise UsageError("the lock's samples are missing", where=str(path), fix=fix)
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != stated["digest"]:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != stated["digest"]:
         raise UsageError(
             "these are not the samples that were written with the lock",
             where=str(path),
@@ -359,7 +361,7 @@ def _read(path: Path) -> dict[str, Any]:
             fix="tune writes it beside a model that it timed on this machine, and none for a"
             " --target; convert writes one with --lock; verify's --lock names another file",
         )
-    found = read_json(
+    content = read_json(
         path, what="lock", kind=KIND, version=_VERSION, most_bytes=_MOST_BYTES, fix=_FIX
     )
-    return {"samples": None, **found}
+    return {"samples": None, **content}

@@ -298,12 +298,13 @@ class OpenedModel(ABC):
         """
         if plan.model == self.digest:
             return plan, ()
-        found = self.placement(plan)
-        if found.plan.model == plan.model:  # of PyTorch files plans have the graph's digest
+        placement = self.placement(plan)
+        # Of PyTorch files plans have the graph's digest.
+        if placement.plan.model == plan.model:
             return plan, ()
-        found.check(where=self.name)
-        note = f"the plan is {found.note}"
-        return found.plan, (note if found.same else f"{note}; {_NOT_EVALUATED}",)
+        placement.check(where=self.name)
+        note = f"the plan is {placement.note}"
+        return placement.plan, (note if placement.same else f"{note}; {_NOT_EVALUATED}",)
 
     @abstractmethod
     def graph_for(self, plan: Plan) -> Graph:

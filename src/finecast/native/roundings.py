@@ -131,9 +131,9 @@ class Times:
 
         Sensitivities are scaled to measured errors. Without any no rounding makes an error.
         """
-        found = {f: Sensitivity.zero(at) for f, at in self.points.items()}
+        sensitivities = {f: Sensitivity.zero(at) for f, at in self.points.items()}
         given = sensitivity or {}
-        found |= {f: one.toward(self.errors.get(f)) for f, one in given.items()}
+        sensitivities |= {f: one.toward(self.errors.get(f)) for f, one in given.items()}
         carried = planner.carried.unit(self.units)
         io = prepared.resolve_io(planner.highest().io)
         pinned = pins(io, (Format.FP32, *self.points))
@@ -142,12 +142,12 @@ class Times:
             self.units,
             self.cost,
             {
-                fmt: roundings(self.units, where, found[fmt], pinned)
+                fmt: roundings(self.units, where, sensitivities[fmt], pinned)
                 for fmt, where in self.points.items()
             },
             io=io,
             lowest_s=self.lowest_s,
-            probes=sum(s.probes for s in found.values()),
+            probes=sum(s.probes for s in sensitivities.values()),
         )
         return replace(analysis, carried=carried)
 
@@ -191,13 +191,13 @@ def probe_sensitivity(
         counted: Numbers of the outputs that errors are of; None for all.
         axis: The axis of their slices; None to find them.
     """
-    found: dict[Format, Sensitivity] = {}
+    sensitivities: dict[Format, Sensitivity] = {}
     for fmt, where in points.items():
         rounded = switches(where, planner.permissions, fmt)
         if not rounded:  # all values are out of the format's range, say
-            found[fmt] = Sensitivity.zero(where)
+            sensitivities[fmt] = Sensitivity.zero(where)
             continue
-        found[fmt] = measure(
+        sensitivities[fmt] = measure(
             len(where.points),
             prober(rounded),
             weights=len(where.weights),
@@ -206,7 +206,7 @@ def probe_sensitivity(
             axis=axis,
             on_probe=lambda done, total: progress("sensitivity", done, total),
         )
-    return found
+    return sensitivities
 
 
 # Fewer parts than this are not worth the time to load their sessions.

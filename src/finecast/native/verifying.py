@@ -102,9 +102,9 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     alone = engine.on_one_thread() if plan.lowers else None
     if alone is not None:
         _accept_on_one_thread(replace(case, pair=replace(pair, engine=alone)), got)
-    found = compare(name, got, wanted, free_outputs(applied.graph), feeds.slices)
-    found = replace(
-        found,
+    verified = compare(name, got, wanted, free_outputs(applied.graph), feeds.slices)
+    verified = replace(
+        verified,
         sizes=seen.sizes,
         kernels=seen.kernels,
         apart=seen.apart,
@@ -112,7 +112,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         samples=sample_count([given]),
         warnings=warnings,
     )
-    return found, Compared(feeds=given, got=got, wanted=wanted)
+    return verified, Compared(feeds=given, got=got, wanted=wanted)
 
 
 def _run_alone(pair: Pair, feeds: FeedMaker, why: str) -> Verified:
@@ -204,14 +204,14 @@ def verify(
     for engine in on.engines:
         pair = Pair(source=source, built=built, written=written, engine=engine)
         try:
-            found = run(pair, on.feeds)
+            verified = run(pair, on.feeds)
         except EngineError as error:
             failures[engine.name] = error
         else:
             decisions, told = _decided(pair, on)
-            notes = (found.note, told, *crashes(failures))
-            found = replace(found, decisions=decisions)
-            return replace(found, note="; ".join(filter(None, notes)))
+            notes = (verified.note, told, *crashes(failures))
+            verified = replace(verified, decisions=decisions)
+            return replace(verified, note="; ".join(filter(None, notes)))
     raise _not_verified(failures)
 
 
@@ -424,7 +424,7 @@ def _extremes(
 
 def _positions(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:
     """The most elements of one channel of an input, where its sizes are free."""
-    found = [
+    element_counts = [
         math.prod(
             sizes.get(f"{spec.name}.{axis}", sizes.get(dim or "", 1))
             for axis, dim in enumerate(spec.shape or ())
@@ -432,4 +432,4 @@ def _positions(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:
         )
         for spec in inputs
     ]
-    return max(found, default=1)
+    return max(element_counts, default=1)

@@ -202,9 +202,9 @@ def take(model: Any, how: ReadOptions) -> TorchModel:
         ModelError: If it cannot be captured.
     """
     arguments = arguments_of(model, how.example_inputs, how.example_kwargs)
-    found = of_module(model, arguments, dynamic_shapes=how.dynamic_shapes)
-    found.as_program = isinstance(model, ExportedProgram)
-    return found
+    torch_model = of_module(model, arguments, dynamic_shapes=how.dynamic_shapes)
+    torch_model.as_program = isinstance(model, ExportedProgram)
+    return torch_model
 
 
 def of_module(
@@ -450,13 +450,13 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         Raises:
             WrongNumbersError: If its formats do not explain its outputs.
         """
-        found, feeds = verify(self, built, written, on), on.feeds
+        verified, feeds = verify(self, built, written, on), on.feeds
         measured = on.engines and on.engines[0].emulates is None
         if feeds.examples is None or feeds.batches or not measured:
-            return found
+            return verified
         long = longest(self.file.program, self.arguments)
         if long is None:
-            return found
+            return verified
         arguments, sizes = long
         at = ", ".join(f"{name}={size}" for name, size in sizes.items())
         given = self.signature.feeds(*arguments)
@@ -464,17 +464,17 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         try:
             self.reference().run(given)
         except EngineError as error:
-            return replace(found, note=f"the program does not run at {at}: {error.what}")
+            return replace(verified, note=f"the program does not run at {at}: {error.what}")
         with _at_sizes(at):
             there = verify(self, built, written, replace(on, feeds=larger))
-        before, after = found.relative_error or 0.0, there.relative_error or 0.0
+        before, after = verified.relative_error or 0.0, there.relative_error or 0.0
         if after >= LIMIT > before:
             raise WrongNumbersError(
                 f"at {at} the outputs have a relative error of {after:.3g}: no digit is right",
                 fix="exclude ops with --exclude or --op NAME=fp32, or use `tune`",
             )
-        worst = max(found, there, key=lambda v: v.relative_error or 0.0)
-        return replace(worst, sizes=sizes, warnings=found.warnings)
+        worst = max(verified, there, key=lambda v: v.relative_error or 0.0)
+        return replace(worst, sizes=sizes, warnings=verified.warnings)
 
 
 @contextmanager
@@ -528,12 +528,12 @@ def longest(
 
 def _bounds(program: ExportedProgram, have: Mapping[Any, int]) -> dict[Any, int]:
     """The upper bound of each free size; its size in the example if there is no bound."""
-    found = dict(have)
+    upper_bounds = dict(have)
     for name, size in have.items():
         bounds = program.range_constraints.get(name)
         if bounds is not None and bounds.upper.is_Integer:
-            found[name] = max(size, min(int(bounds.upper), MOST_LENGTH))
-    return found
+            upper_bounds[name] = max(size, min(int(bounds.upper), MOST_LENGTH))
+    return upper_bounds
 
 
 def _affordable(

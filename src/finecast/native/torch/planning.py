@@ -186,19 +186,19 @@ def measured_errors(
     too, if ``probing`` is set or if an op has no gradient.
     """
     captured, feeds, points = prepared.captured, exact.calls[0], times.points
-    found: dict[Format, Sensitivity] = {}
+    sensitivities: dict[Format, Sensitivity] = {}
     floats = {
         fmt: at for fmt, at in points.items() if not fmt.multiplies_integers and not probing
     }
     if floats:
         leaves = ProgramSignature.of(captured.program).leaves(feeds)
         with suppress(RuntimeError, NotImplementedError):
-            found = first_order(
+            sensitivities = first_order(
                 captured, floats, leaves, exact.counted, exact.axis, progress=progress
             )
-    return found | probe_sensitivity(
+    return sensitivities | probe_sensitivity(
         planner,
-        {fmt: at for fmt, at in points.items() if fmt not in found},
+        {fmt: at for fmt, at in points.items() if fmt not in sensitivities},
         lambda switches: switched_probe(prepared, switches, [feeds]),
         progress,
         counted=exact.counted,

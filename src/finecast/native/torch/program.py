@@ -123,7 +123,7 @@ def _with_parameters(graph: Graph, node: Node) -> tuple[bool, ...]:
     """
     if node.format is not Format.FP32 or node.op == _STATISTICS:
         return ()
-    found = tuple(
+    following = tuple(
         follows
         or (
             value is not None
@@ -134,7 +134,7 @@ def _with_parameters(graph: Graph, node: Node) -> tuple[bool, ...]:
             zip(node.inputs, node.follows_in, strict=True)
         )
     )
-    return found if found != node.follows_in else ()
+    return following if following != node.follows_in else ()
 
 
 @dataclass(slots=True, kw_only=True)
