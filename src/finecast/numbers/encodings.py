@@ -139,8 +139,8 @@ class Scaled:
             axis, group = _grouping(array.shape, channels, fmt)
             rows = array.reshape(_split(array.shape, axis, group))
             ends = rows.min(axis=axis + 1), rows.max(axis=axis + 1)
-            found = cls.fitted(fmt, fmt.grid(constant=True), *ends, axis=axis, group=group)
-            return found.of_least_error(array) if least_error else found
+            encoding = cls.fitted(fmt, fmt.grid(constant=True), *ends, axis=axis, group=group)
+            return encoding.of_least_error(array) if least_error else encoding
         others = tuple(i for i in range(array.ndim) if i not in channels)
         ends = array.min(axis=others), array.max(axis=others)
         axis = min(channels, default=None)
@@ -245,12 +245,12 @@ class Scaled:
         """
         count = len(self.scale) * (self.group or 0)
         try:
-            found = zlib.decompressobj().decompress(self.shifts, count + 1)
+            shifts = zlib.decompressobj().decompress(self.shifts, count + 1)
         except zlib.error as error:
             raise ValueError(f"shifts of codes that cannot be read: {error}") from error
-        if len(found) != count:
+        if len(shifts) != count:
             raise ValueError(f"shifts of codes for other than {count} elements")
-        return np.frombuffer(found, np.int8)
+        return np.frombuffer(shifts, np.int8)
 
     def split(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """``shape`` with an axis of groups cut in two: groups, and the numbers of each."""
@@ -522,7 +522,7 @@ class Encodings:
             result = of_value(cast("dict[str, Any]", stated))
         elif stated != result.label:
             raise ValueError(f"{fmt.label} ops give {result.label}, not {stated!r}")
-        found = cls(
+        encodings = cls(
             operands={int(i): operand(e) for i, e in operands.items()},
             constants={
                 int(i): Scaled.from_dict(fmt, fmt.grid(constant=True), e)
@@ -531,9 +531,9 @@ class Encodings:
             result=result,
         )
         # A format for constants alone has none where a conversion stored the constants before.
-        if fmt.runs_on_codes and not (found.operands or found.constants):
+        if fmt.runs_on_codes and not (encodings.operands or encodings.constants):
             raise ValueError(f"{fmt.label} needs the parameters of an input")
-        return found
+        return encodings
 
 
 _SIGNED: Final = "signed"
