@@ -248,11 +248,11 @@ def lookup(native: str) -> OpInfo:
     ATen names are found with or without their overload, in-place variants as the op itself:
     ``aten::add_.Tensor`` is ``aten::add``.
     """
-    found = _BY_NATIVE.get(native)
-    if found is None and native.startswith(_ATEN):
+    info = _BY_NATIVE.get(native)
+    if info is None and native.startswith(_ATEN):
         base = native.partition(".")[0]
-        found = _BY_NATIVE.get(base) or _BY_NATIVE.get(base.removesuffix("_"))
-    return found or UNKNOWN
+        info = _BY_NATIVE.get(base) or _BY_NATIVE.get(base.removesuffix("_"))
+    return info or UNKNOWN
 
 
 def by_name(name: str) -> OpInfo:

@@ -147,14 +147,14 @@ def port_formats(graph: Graph, node: Node, fmt: Format) -> dict[int, Format]:
     leaves values, too.
     """
     reads = graph.following_inputs(node)
-    found = {
+    formats_by_value = {
         value.id: fmt.storage if value.constant is None else fmt
         for value in reads
         if fmt.encodes_values or value.constant is not None
     }
     if fmt.encodes_results:
-        found |= {value.id: fmt.storage for value in graph.following_outputs(node)}
-    return found
+        formats_by_value |= {value.id: fmt.storage for value in graph.following_outputs(node)}
+    return formats_by_value
 
 
 def resolve_shape(value: Value, shapes: Shapes | None = None) -> Shape | None:
