@@ -164,8 +164,8 @@ def error_share(own: str, errors: Mapping[str, float]) -> float:
 
 def errors_if(evidence: Mapping[str, float | str]) -> dict[str, float]:
     """The plan's errors by the label of a unit's format, of the reason that its ops have."""
-    found = {fmt.label: evidence.get(_ERROR_IF.format(fmt.label)) for fmt in Format}
-    return {label: error for label, error in found.items() if isinstance(error, float)}
+    figures = {fmt.label: evidence.get(_ERROR_IF.format(fmt.label)) for fmt in Format}
+    return {label: error for label, error in figures.items() if isinstance(error, float)}
 
 
 def largest_shares(plan: Plan, most: int = 3) -> dict[str, float]:
@@ -220,15 +220,15 @@ def explained(
         adds_up=not free_outputs(graph),
     )
     own = {d.node: r for d in plan.decisions for r in d.reasons if r.rule == DECISION}
-    found: dict[str, Reason] = {}
+    reasons: dict[str, Reason] = {}
     for unit, members in enumerate(units.members):
         names = [name for n in members if (name := graph.nodes[n].name) in own]
         for because in {own[name].text for name in names}:
             reason = compared.reason(unit, because)
             for name in (n for n in names if own[n].text == because):
                 fits = own[name].permits == reason.permits
-                found[name] = reason if fits else _beside(own[name], reason)
-    return plan.explained(found)
+                reasons[name] = reason if fits else _beside(own[name], reason)
+    return plan.explained(reasons)
 
 
 def _beside(own: Reason, of_unit: Reason) -> Reason:
@@ -247,13 +247,13 @@ def labels_of(planner: Planner, analysis: Analysis, problem: LabelProblem, plan:
     numbers = {fmt: number for number, fmt in enumerate(analysis.times)}
     named, nodes = plan.formats, planner.graph.nodes
     permitted = np.isfinite(problem.time)
-    found: list[int] = []
+    unit_labels: list[int] = []
     for unit, members in enumerate(analysis.units.members):
         formats = [named.get(nodes[n].name, Format.FP32) for n in members]
         labels = [numbers[fmt] for fmt in deciding([f for f in formats if f in numbers])]
         allowed = [n for n in labels if permitted[unit, n]]
-        found.append(max(allowed) if allowed else int(permitted[unit].argmax()))
-    return np.array(found, dtype=np.int64)
+        unit_labels.append(max(allowed) if allowed else int(permitted[unit].argmax()))
+    return np.array(unit_labels, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,9 +275,9 @@ class _Compared:
     def reason(self, unit: int, because: str) -> Reason:
         """Why a unit has its format; costs decided where ``because`` is empty."""
         own = self._own(unit)
-        found = sorted(self._alternatives(unit), key=lambda a: -a.gain)
+        alternatives = sorted(self._alternatives(unit), key=lambda a: -a.gain)
         is_low = own is not Format.FP32
-        decider, text = _lowered(found) if is_low else _kept(found)
+        decider, text = _lowered(alternatives) if is_low else _kept(alternatives)
         if decider is Decider.PLAN:
             because = because or "low like the ops around it"
         elif because:
@@ -288,7 +288,7 @@ class _Compared:
             rule=DECISION,
             text=f"{because}: {text}" if because and text else f"{because}{text}",
             permits=(own.label,),
-            evidence={DECIDED_BY: decider.value, **self._evidence(unit, found)},
+            evidence={DECIDED_BY: decider.value, **self._evidence(unit, alternatives)},
         )
 
     def _own(self, unit: int) -> Format:

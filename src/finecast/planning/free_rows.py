@@ -98,17 +98,17 @@ def free_outputs(graph: Graph) -> tuple[FreeOutput, ...]:
 def _free_outputs(graph: Graph) -> tuple[FreeOutput, ...]:
     free = free_values(graph)
     groups: dict[object, int] = {}
-    found: list[FreeOutput] = []
+    outputs: list[FreeOutput] = []
     for value in graph.outputs:
         origins, rows = free.get(value.id), rows_of(graph, value)
         if origins and (rows.axes or value.shape is None):
             size = value.shape[rows.axes[0]] if value.shape and rows.axes else None
             # Outputs of a size of the same name, or of sizes that follow from the same ops.
             keys = [key for key in (size, origins) if key]
-            number = next((groups[key] for key in keys if key in groups), len(found))
+            number = next((groups[key] for key in keys if key in groups), len(outputs))
             groups |= {key: number for key in keys if key not in groups}
-            found.append(replace(rows, group=number))
-    return tuple(found)
+            outputs.append(replace(rows, group=number))
+    return tuple(outputs)
 
 
 def rows_of(graph: Graph, value: Value) -> FreeOutput:
@@ -211,7 +211,7 @@ def matched(
     free: Sequence[FreeOutput], got: Mapping[str, _Array], wanted: Mapping[str, _Array]
 ) -> Matched:
     """Both with rows of outputs of free length beside their partners; others as they are."""
-    found = Matched(got=got, wanted=wanted, numbers={})
+    pairs = Matched(got=got, wanted=wanted, numbers={})
     groups: dict[object, list[tuple[str, _Array, _Array]]] = {}
     for one in free:
         if one.name not in got or one.name not in wanted:
@@ -223,8 +223,8 @@ def matched(
             key = one.group, *map(len, rows)
             groups.setdefault(key, []).append((one.name, *rows))
     for members in groups.values():
-        found = _placed(found, members)
-    return found
+        pairs = _placed(pairs, members)
+    return pairs
 
 
 def _placed(before: Matched, members: Sequence[tuple[str, _Array, _Array]]) -> Matched:
@@ -281,13 +281,13 @@ def _partners(first: Sequence[_Array], second: Sequence[_Array]) -> tuple[_Indic
 
 def _codes(columns: Sequence[_Array], count: int) -> NDArray[np.int64]:
     """A number for each row: the same for rows that are equal in all columns."""
-    found = np.zeros(count, dtype=np.int64)
+    codes = np.zeros(count, dtype=np.int64)
     for column in columns:
         plain = column.astype(str) if column.dtype.hasobject else column
         _, own = np.unique(plain, return_inverse=True)
-        _, found = np.unique(found * (count + 1) + own.reshape(-1), return_inverse=True)
-        found = found.reshape(-1).astype(np.int64)
-    return found
+        _, codes = np.unique(codes * (count + 1) + own.reshape(-1), return_inverse=True)
+        codes = codes.reshape(-1).astype(np.int64)
+    return codes
 
 
 def _equal(first: NDArray[np.int64], second: NDArray[np.int64]) -> tuple[_Indices, _Indices]:
@@ -303,9 +303,9 @@ def _occurrences(codes: NDArray[np.int64]) -> NDArray[np.int64]:
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     starts = np.searchsorted(ordered, ordered, side="left")
-    found = np.empty(len(codes), dtype=np.int64)
-    found[order] = np.arange(len(codes)) - starts
-    return found
+    occurrences = np.empty(len(codes), dtype=np.int64)
+    occurrences[order] = np.arange(len(codes)) - starts
+    return occurrences
 
 
 def _places(numbers: _Floats, kinds: NDArray[np.int64], count: int) -> _Floats:

@@ -270,13 +270,15 @@ class Plan:
     @property
     def _options(self) -> dict[str, Any]:
         """Content of the fields that are saved only if they differ from the default."""
-        found: dict[str, Any] = {"from_type": self.from_type} if self.from_type else {}
-        found |= {"frozen": self.frozen} if self.frozen is not None else {}
-        found |= {"keep_ops": True} if self.keep_ops else {}
-        found |= {"by_hint": True} if self.by_hint else {}
-        found |= {"kv_cache": self.kv_cache.label} if self.kv_cache is not Format.FP32 else {}
+        options: dict[str, Any] = {"from_type": self.from_type} if self.from_type else {}
+        options |= {"frozen": self.frozen} if self.frozen is not None else {}
+        options |= {"keep_ops": True} if self.keep_ops else {}
+        options |= {"by_hint": True} if self.by_hint else {}
+        options |= (
+            {"kv_cache": self.kv_cache.label} if self.kv_cache is not Format.FP32 else {}
+        )
         adjusted = [a.to_dict() for a in self.adjustments]
-        return found | ({"adjustments": adjusted} if adjusted else {})
+        return options | ({"adjustments": adjusted} if adjusted else {})
 
     def decision(self, node: str) -> Decision | None:
         """The decision for ``node``; None if the plan does not name it."""
@@ -357,15 +359,15 @@ class Plan:
             ModelError: If an op does not have an operand that is adjusted.
         """
         nodes = {n.name: n for n in graph.nodes}
-        found: list[AdjustOperand] = []
+        edits: list[AdjustOperand] = []
         for one in self.adjustments:
             edit = one.edit(graph, nodes)
             if edit is None:
                 at = one.attribute or f"input {one.port}"
                 what = f"the plan adjusts {at} of {one.node!r}, which does not fit"
                 raise ModelError(what, where=where, fix=_MAKE_ANEW)
-            found.append(edit)
-        return tuple(found)
+            edits.append(edit)
+        return tuple(edits)
 
     def check_complete(self, graph: Graph, *, where: str) -> None:
         """Check that a saved plan decides every op of its graph, as tune's and convert's do.

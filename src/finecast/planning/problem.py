@@ -78,11 +78,11 @@ class Roundings:
     @property
     def by_unit(self) -> NDArray[np.float64]:
         """The squared error of the values that each unit rounds if it alone is low."""
-        found = self.shared.copy()
+        unit_errors = self.shared.copy()
         for units, error in zip(self.lists, self.errors, strict=True):
             for unit in {u for u in units if u >= 0}:
-                found[unit] += error
-        return found
+                unit_errors[unit] += error
+        return unit_errors
 
 
 def unit_times(graph: Graph, units: Units, cost: CostModel, fmt: Format) -> Floats:
@@ -351,17 +351,19 @@ def _producer(graph: Graph, units: Units, value: Value, pinned: Mapping[int, int
 def _consumers(
     graph: Graph, units: Units, value: Value, pinned: Mapping[int, int]
 ) -> list[int]:
-    found: list[int] = []
+    consumers: list[int] = []
     for node_id in value.uses:
         node = graph.nodes[node_id]
         if node.native in READS_ANY_FORMAT:
             continue
         for index, follows in zip(node.inputs, node.follows_in, strict=True):
             if index == value.id:  # it may be read at several ports
-                found.append(units.of.get(node_id, PINNED_HIGH) if follows else PINNED_HIGH)
+                consumers.append(
+                    units.of.get(node_id, PINNED_HIGH) if follows else PINNED_HIGH
+                )
     if value.is_output:
-        found.append(pinned.get(value.id, PINNED_HIGH))
-    return found
+        consumers.append(pinned.get(value.id, PINNED_HIGH))
+    return consumers
 
 
 # The error that the measured sensitivities predict for any plan.

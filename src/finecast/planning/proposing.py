@@ -102,8 +102,8 @@ def propose(
     planner: Planner, analysis: Analysis, *, max_steps: int = MAX_STEPS
 ) -> list[Proposal]:
     """Plans along the frontier of predicted time and error, fastest last."""
-    found = frontier_of(planner, analysis, most=max_steps)
-    return [proposal(planner, analysis, choice) for choice in found]
+    choices = frontier_of(planner, analysis, most=max_steps)
+    return [proposal(planner, analysis, choice) for choice in choices]
 
 
 def between(
@@ -111,8 +111,8 @@ def between(
 ) -> list[Proposal]:
     """At most ``most`` plans of the frontier with squared errors strictly in a range."""
     low, high = errors
-    found = frontier_of(planner, analysis, errors=errors)
-    steps = [c for c in found if c.lowers and low < c.error < high]
+    choices = frontier_of(planner, analysis, errors=errors)
+    steps = [c for c in choices if c.lowers and low < c.error < high]
     places = sorted({round(i) for i in np.linspace(0, len(steps) - 1, min(most, len(steps)))})
     return [proposal(planner, analysis, steps[i]) for i in places]
 
@@ -131,13 +131,13 @@ def near(
     steps = [
         c for c in frontier_of(planner, analysis, errors=about) if math.isfinite(c.time_s)
     ]
-    found: dict[tuple[Format, ...], Proposal] = {}
+    proposals: dict[tuple[Format, ...], Proposal] = {}
     for share in shares:
         choice = within(planner, analysis, steps, share**2 * error)
-        if choice is not None and choice.lowers and choice.formats not in found:
+        if choice is not None and choice.lowers and choice.formats not in proposals:
             name = f"between steps, error {math.sqrt(choice.error):.3g}"
-            found[choice.formats] = proposal(planner, analysis, choice, name)
-    return list(found.values())
+            proposals[choice.formats] = proposal(planner, analysis, choice, name)
+    return list(proposals.values())
 
 
 def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
@@ -148,7 +148,7 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
     of casts. Each is named by the formats that its ops have: all of them may have the first.
     """
     problem = build_problem(planner.graph, planner.permissions, analysis)
-    found: list[Proposal] = []
+    proposals: list[Proposal] = []
     costed = tuple(f for f in planner.policy.formats if f in analysis.rounded)
     for formats in dict.fromkeys((costed, *((f,) for f in analysis.rounded))):
         plan = explained(planner, analysis, planner.lowest(*formats), problem)
@@ -158,8 +158,8 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
         )
         low = sorted(plan.low_formats, key=[*formats, *Format].index)
         name = f"{', '.join(f.label for f in low or [Format.FP32])} wherever permitted"
-        found.append(Proposal(name=name, plan=plan, time_s=analysis.lowest_s, error=error))
-    return found
+        proposals.append(Proposal(name=name, plan=plan, time_s=analysis.lowest_s, error=error))
+    return proposals
 
 
 def stated(
@@ -220,8 +220,8 @@ def within(
     for _ in range(_TURNS):
         # Of several formats this is how the errors of the last choice add up, not of the next.
         apart = choice.saturation.apart(error)
-        found = fastest_within(problem, apart, _descend(problem, slow, fast, apart))
-        choice = Choice.of(found, problem, found.label, analysis)
+        labelling = fastest_within(problem, apart, _descend(problem, slow, fast, apart))
+        choice = Choice.of(labelling, problem, labelling.label, analysis)
         if choice.error <= error:
             break
     return choice if choice.time_s < pair[0].time_s and choice.error <= error else None
@@ -256,8 +256,8 @@ def _changes(
     problem: LabelProblem, at: Labelling, units: Ints, label: Ints
 ) -> tuple[Floats, Floats]:
     """Additional seconds and squared error if one of ``units`` alone takes its ``label``."""
-    found = flips(problem, at.label)
-    return found.total_s[units, label[units]], found.error[units, label[units]]
+    unit_flips = flips(problem, at.label)
+    return unit_flips.total_s[units, label[units]], unit_flips.error[units, label[units]]
 
 
 def _with(problem: LabelProblem, at: Labelling, unit: int, label: Ints) -> Labelling:
@@ -289,8 +289,8 @@ def lowered_by_one(
     gained_s, added = -stated.flips.total_s, stated.flips.error
     faster = np.argwhere(gained_s > 0)
     gains = _ratio(gained_s, added)[*faster.T]
-    found = faster[np.argsort(-gains, kind="stable")[:most]]
-    return stated.proposals(planner, analysis, found, "with one more unit low")
+    changes = faster[np.argsort(-gains, kind="stable")[:most]]
+    return stated.proposals(planner, analysis, changes, "with one more unit low")
 
 
 def raised_by_one(
@@ -303,8 +303,8 @@ def raised_by_one(
     lowers = (others_low[:, None] > 0) | (np.arange(stated.problem.labels) > 0)
     exact = np.argwhere((removed > 0) & np.isfinite(lost_s) & lowers)
     losses = _ratio(lost_s, removed)[*exact.T]
-    found = exact[np.argsort(losses, kind="stable")[:most]]
-    return stated.proposals(planner, analysis, found, "with one unit less low")
+    changes = exact[np.argsort(losses, kind="stable")[:most]]
+    return stated.proposals(planner, analysis, changes, "with one unit less low")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

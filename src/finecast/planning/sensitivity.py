@@ -51,9 +51,9 @@ class Counted(frozenset[int]):
     @classmethod
     def of(cls, numbers: Iterable[int], free: Mapping[int, FreeOutput]) -> Counted:
         """Those numbers, and the outputs of free length among all."""
-        found = cls(numbers)
-        found.free = [replace(one, name=str(number)) for number, one in free.items()]
-        return found
+        counted = cls(numbers)
+        counted.free = [replace(one, name=str(number)) for number, one in free.items()]
+        return counted
 
     def matched(
         self, outputs: Sequence[_Array], reference: Sequence[_Array]
@@ -63,8 +63,8 @@ class Counted(frozenset[int]):
             {str(number): array for number, array in enumerate(arrays)}
             for arrays in (outputs, reference)
         )
-        found = matched(self.free, got, wanted)
-        return [*found.got.values()], [*found.wanted.values()]
+        pairs = matched(self.free, got, wanted)
+        return [*pairs.got.values()], [*pairs.wanted.values()]
 
 
 Slices: TypeAlias = Mapping[int, tuple[Slice, ...]]
@@ -404,11 +404,11 @@ class _Prober:
     def error(self, members: NDArray[np.int64]) -> float:
         switch = np.zeros(self.count, dtype=bool)
         switch[members] = True
-        found = squared_error(self.probe(switch), self.reference, self.counted, self.slices)
+        squared = squared_error(self.probe(switch), self.reference, self.counted, self.slices)
         self.done += 1
         if self.on_probe is not None:
             self.on_probe(self.done, max(self.done, min(self.count, _PROBE_EACH)))
-        return min(found, _WORST)
+        return min(squared, _WORST)
 
     def errors(self, values: int) -> NDArray[np.float64]:
         """The error of each point; the first ``values`` of them are those of values."""
@@ -455,12 +455,12 @@ class _Prober:
         Zero where it is not probed: where the sum is small, or lost an output by itself.
         """
         alone = np.array([errors[list(points)].sum() for points in shared])
-        found = np.zeros(len(shared))
+        excess = np.zeros(len(shared))
         least = _SHARED_COUNTS * errors.sum()
         for number in np.argsort(-alone, kind="stable")[:_MOST_SHARED]:
             if not least < alone[number] < _WORST:
                 continue
             more = self.error(np.array(shared[number])) - alone[number]
             if abs(more) >= _COMMON * alone[number]:
-                found[number] = more
-        return found
+                excess[number] = more
+        return excess
