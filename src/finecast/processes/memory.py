@@ -164,14 +164,18 @@ def memory_bytes() -> int:
 
 def available_bytes() -> int:
     """The memory in bytes that is not in use; all of it where the system does not tell."""
-    found = memory_bytes()
+    free_bytes = memory_bytes()
     with suppress(OSError, ValueError):
         text = _MEMORY.read_text(encoding="ascii")
-        found = min(found, int(text.partition("MemAvailable:")[2].split(maxsplit=1)[0]) << 10)
+        free_bytes = min(
+            free_bytes, int(text.partition("MemAvailable:")[2].split(maxsplit=1)[0]) << 10
+        )
     with suppress(OSError, ValueError):
         used = int(_IN_CONTAINER.read_text(encoding="ascii"))
-        found = min(found, max(int(_CONTAINER.read_text(encoding="ascii")) - used, 0))
-    return found
+        free_bytes = min(
+            free_bytes, max(int(_CONTAINER.read_text(encoding="ascii")) - used, 0)
+        )
+    return free_bytes
 
 
 def most_tried_bytes(size: int) -> int:
