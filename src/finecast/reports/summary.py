@@ -67,24 +67,25 @@ def _decisions(found: Mapping[str, Any] | None) -> list[str]:
 
 
 def _verdict(content: Mapping[str, Any]) -> str:
-    found, counts = content["result"], content["plan"]["counts"]
+    result, counts = content["result"], content["plan"]["counts"]
     low = {label: count for label, count in counts.items() if label != _FP32}
     total = sum(counts.values())
     declared = "; ".join(content["plan"].get("declared", ()))
     named = f"in {' or '.join(low)}" if low else "in a lower format"
     ops = f"{sum(low.values())} of {number_of(total, 'op')} {named}"
     ops += f" ({declared})" if declared else ""
-    if found is None or "baseline" not in found:
+    if result is None or "baseline" not in result:
         told = "No study beside it has its run, which tells how fast and accurate it is."
         return f"This plan has {ops}. {told}"
-    if found["verdict"] != "improved":
-        return f"The model stays as it is: {found['why']}."
-    before, after = found["baseline"], found["tuned"]
-    told = f"modelled for {found['target']}" if found.get("target") else "measured"
+    if result["verdict"] != "improved":
+        return f"The model stays as it is: {result['why']}."
+    before, after = result["baseline"], result["tuned"]
+    told = f"modelled for {result['target']}" if result.get("target") else "measured"
     return (
         f"With {ops} a call takes {_ms(after['latency_ms'])} instead of"
-        f" {_ms(before['latency_ms'])} ({found['speedup']:.2f} times as fast, {told}),"
-        f" {_counted(found)}and {found['metric']} {_kept(before['metric'], after['metric'])}."
+        f" {_ms(before['latency_ms'])} ({result['speedup']:.2f} times as fast, {told}),"
+        f" {_counted(result)}and {result['metric']}"
+        f" {_kept(before['metric'], after['metric'])}."
     )
 
 
