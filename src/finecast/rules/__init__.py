@@ -142,8 +142,8 @@ def permit(context: Context, rules: Sequence[Rule] = RULES) -> dict[int, Permiss
         for view in (context.of_format(fmt) for fmt in context.policy.formats)
     ]
     return {
-        node.id: _united(node, found, context.policy.formats)
-        for node, found in zip(nodes, zip(*by_format, strict=True), strict=True)
+        node.id: _united(node, judgements, context.policy.formats)
+        for node, judgements in zip(nodes, zip(*by_format, strict=True), strict=True)
     }
 
 
@@ -151,15 +151,15 @@ def _judge(node: Node, context: Context, rules: Sequence[Rule]) -> Permission:
     """The formats that ``rules`` permit one node; a node that is not fp32 keeps its format."""
     if node.format is not Format.FP32:
         rules = (DEFINITION,)  # the others decide between fp32 and the low format
-    found = [(r, v) for r in rules if (v := r.judge(node, context)) is not None]
-    waived = any(v.waives for _, v in found)
+    verdicts = [(r, v) for r in rules if (v := r.judge(node, context)) is not None]
+    waived = any(v.waives for _, v in verdicts)
     formats = frozenset({Format.FP32, context.low}) if node.format is Format.FP32 else ANY
-    for rule, verdict in found:
+    for rule, verdict in verdicts:
         if rule.hard or verdict.waives or not waived:
             formats &= verdict.permits
     return Permission(
         formats=formats,
-        reasons=tuple(_reason(r, v, waived=waived) for r, v in found),
+        reasons=tuple(_reason(r, v, waived=waived) for r, v in verdicts),
         encodings={
             fmt: encodings_in(context, node)
             for fmt in formats
