@@ -71,14 +71,14 @@ def _casts(problem: LabelProblem, label: Ints, k: int) -> Floats:
     before = _price(problem, rows, made, read_in(problem, sides))[row]
     others = readers[row]
     others[np.arange(len(row)), label[unit]] -= often
-    found = np.zeros((len(label), k))
+    costs = np.zeros((len(label), k))
     for to in range(k):
         read = others.copy()
         read[:, to] += often
         source = np.where(problem.producer[row] == unit, to, made[row])
         more = _price(problem, row, source, read > 0) - before
-        found[:, to] = total_by(unit, more, len(label))
-    return found
+        costs[:, to] = total_by(unit, more, len(label))
+    return costs
 
 
 def _price(problem: LabelProblem, row: Ints, source: Ints, read: Bools) -> Floats:
@@ -91,15 +91,15 @@ def _price(problem: LabelProblem, row: Ints, source: Ints, read: Bools) -> Float
 
 def _roundings(problem: LabelProblem, label: Ints, k: int) -> Floats:
     """The errors of roundings that each unit does with each label, and no other unit does."""
-    sides, found = problem.with_pins(label), np.zeros((len(label), k))
+    sides, errors = problem.with_pins(label), np.zeros((len(label), k))
     for number, rounded in enumerate(problem.roundings, start=1):
         hits = sides[rounded.rows.unit] == number
         count = np.bincount(rounded.rows.row, hits, len(rounded.error)).astype(np.int64)
         row, unit, often = _pairs(rounded.rows.row, rounded.rows.unit, 1)
         others = count[row] - np.where(label[unit] == number, often, 0)
         alone = others == 0
-        found[:, number] = total_by(unit[alone], rounded.error[row[alone]], len(label))
-    return found
+        errors[:, number] = total_by(unit[alone], rounded.error[row[alone]], len(label))
+    return errors
 
 
 def _pairs(row: Ints, unit: Ints, often: Ints | int) -> tuple[Ints, Ints, Ints]:

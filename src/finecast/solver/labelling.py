@@ -183,9 +183,11 @@ def evaluate(problem: LabelProblem, label: Ints) -> Labelling:
     read = read_in(problem, sides)
     cost = problem.cast[sides[problem.producer], :, np.arange(len(problem.producer))]
     errors = total_by(label, problem.error[unit, label], problem.labels)
-    for number, found in enumerate(problem.roundings, start=1):
-        hit = np.bincount(found.rows.row, sides[found.rows.unit] == number, len(found.error))
-        errors[number] += found.error[hit > 0].sum()
+    for number, rounded in enumerate(problem.roundings, start=1):
+        hit = np.bincount(
+            rounded.rows.row, sides[rounded.rows.unit] == number, len(rounded.error)
+        )
+        errors[number] += rounded.error[hit > 0].sum()
     return Labelling(
         label=label,
         time_s=float(problem.time[unit, label].sum() + cost[read].sum()),
