@@ -441,24 +441,24 @@ class _Search:
             low = frozenset(int(k) for k in np.flatnonzero(bits))
             return outputs_on(self.low.session(every - low), self.exact.calls)
 
-        found = measure(
+        sensitivity = measure(
             count,
             outputs,
             counted=self.exact.counted,
             axis=self.exact.axis,
             on_probe=lambda done, total: self.progress("ops", done, total),
         )
-        self.probes += found.probes
-        if found.added >= _SUSPICIOUS * found.total:
-            return found.values, None
+        self.probes += sensitivity.probes
+        if sensitivity.added >= _SUSPICIOUS * sensitivity.total:
+            return sensitivity.values, None
         after = np.empty(count)
         for k in range(count):
             found_outputs = outputs(np.arange(count) != k)
             error = self.exact.squared_error(found_outputs)
-            after[k] = min(error, found.total)
+            after[k] = min(error, sensitivity.total)
             self.progress("ops together", k + 1, count)
         self.probes += count
-        return found.values, after
+        return sensitivity.values, after
 
     def _culprit(
         self,

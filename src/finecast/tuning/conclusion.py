@@ -166,17 +166,17 @@ class Conclusion:
         """Why none of the ``candidates`` gains enough; ``fp32`` is the fp32 model's cost."""
         objective, least = self.measuring.objective, self.trials.budget.goal.min_speedup
         words, emulated = objective.words, self.subject.target
-        found = "what runs the model here takes none of them"
+        reason = "what runs the model here takes none of them"
         if candidates:
             share = min(c.cost for c in candidates) / fp32
             by = "" if any(c.timed for c in candidates) else ", by times of single kernels,"
-            found = f"the {words.best}{by} {takes(share, least)}"
+            reason = f"the {words.best}{by} {takes(share, least)}"
         where = "by the model" if emulated else "here"
         kept = self.findings.kept_products()
         speeds: list[str] = []
         if not (kept and kept.is_largest) and objective.of_time and not emulated:
             speeds = beside_no_gain([*map(self.subject.speed, self.planner.policy.formats)])
-        why = f"no plan is {self._wanted} {where}: {found}"
+        why = f"no plan is {self._wanted} {where}: {reason}"
         return "; ".join((why, *speeds, *self.left_out))
 
     @property
@@ -249,7 +249,7 @@ class Conclusion:
 
     def _anchors(self, measurements: Measurements) -> tuple[Anchor, ...]:
         """Metric and time of the models that stand beside the result, on all data."""
-        found: list[Anchor] = []
+        anchors: list[Anchor] = []
         for name, built in self.hints.items():
             if name not in measurements.times.names:
                 continue
@@ -259,7 +259,7 @@ class Conclusion:
             except LostTrialError as error:
                 metric = self.trials.lose(name, error)
             self.trials.evaluations += 1
-            found.append(
+            anchors.append(
                 Anchor(
                     name=name,
                     metric=metric,
@@ -269,7 +269,7 @@ class Conclusion:
                     how=self._how(built),
                 )
             )
-        return tuple(found)
+        return tuple(anchors)
 
     def _how(self, built: Built) -> str:
         """How a model that stands beside the result is run; empty for a model as it is."""
@@ -365,7 +365,7 @@ _FINER: Final = 0.9
 
 
 def last_race(
-    found: Candidate,
+    incumbent: Candidate,
     candidates: Sequence[Candidate],
     *,
     fp32: float,
@@ -379,7 +379,7 @@ def last_race(
     Where no plan that raced gains what is asked for, the search goes on among the others.
 
     Args:
-        found: The plan that the search found.
+        incumbent: The plan that the search found.
         candidates: All plans whose models are loaded, with their costs in the first races.
         fp32: The cost of the fp32 model in those races.
         trials: What was evaluated.
@@ -393,7 +393,10 @@ def last_race(
     races = 0
     while True:
         races += 1
-        racing = [found, *trials.rivals([c for c in left if c is not found], found)]
+        racing = [
+            incumbent,
+            *trials.rivals([c for c in left if c is not incumbent], incumbent),
+        ]
         measurements = race(racing)
         costs, raced = measurements.costs, {c.plan.digest for c in racing}
         known = [
@@ -404,14 +407,14 @@ def last_race(
         same = partial(_same_time, costs)
         chained = chain(known, fp32, least, same, _FINER)
         best = trials.search(chained, evaluate, same) if racing[1:] else None
-        best = _as_predicted(best, racing) if best else found
+        best = _as_predicted(best, racing) if best else incumbent
         left = [c for c in left if c.plan.digest not in raced]
         if costs.speed(best.plan.digest).median >= least or races == _MOST:
             return best, measurements
         following = trials.search(chain(left, fp32, least), evaluate)
         if following is None:
             return best, measurements
-        found = following
+        incumbent = following
 
 
 def _as_predicted(best: Candidate, racing: Sequence[Candidate]) -> Candidate:

@@ -131,9 +131,9 @@ class OpDifference:
     @property
     def shown(self) -> OpState:
         """The op as it is after, or was before where it is gone."""
-        found = self.after or self.before
-        assert found is not None
-        return found
+        state = self.after or self.before
+        assert state is not None
+        return state
 
     @property
     def types(self) -> str:
@@ -287,9 +287,9 @@ class Difference(Report):
     @property
     def groups(self) -> list[DifferenceGroup]:
         """The ops that differ, by how they do and by class; large groups first."""
-        found: dict[tuple[tuple[Change, ...], str, str], list[OpDifference]] = {}
+        ops_by_group: dict[tuple[tuple[Change, ...], str, str], list[OpDifference]] = {}
         for one in self.changed:
-            found.setdefault((one.changes, one.types, one.shown.op), []).append(one)
+            ops_by_group.setdefault((one.changes, one.types, one.shown.op), []).append(one)
         return [
             DifferenceGroup(
                 changes=changes,
@@ -298,7 +298,9 @@ class Difference(Report):
                 ops=tuple(ops),
                 example=max(ops, key=lambda one: (one.shown.us or 0.0, one.weights or 0.0)),
             )
-            for (changes, types, op), ops in sorted(found.items(), key=lambda f: -len(f[1]))
+            for (changes, types, op), ops in sorted(
+                ops_by_group.items(), key=lambda f: -len(f[1])
+            )
         ]
 
     @property
@@ -379,13 +381,13 @@ class Difference(Report):
 
 def difference(before: Side, after: Side) -> Difference:
     """What differs between two sides, whose ops are matched by name and by structure."""
-    found = match(before.structure, after.structure)
+    matching = match(before.structure, after.structure)
     ops = [
-        _pair(before, after, n, found)
-        for n, other in sorted(found.pairs.items())
+        _pair(before, after, n, matching)
+        for n, other in sorted(matching.pairs.items())
         if n in before.states or other_weights(before.structure[n], after.structure[other])
     ]
-    ops += _restated(before, after, found)
+    ops += _restated(before, after, matching)
     seen = (
         {one.before.node for one in ops if one.before},
         {one.after.node for one in ops if one.after},
@@ -461,14 +463,14 @@ def _weights(before: Side, after: Side, number: int, other: int) -> float | None
     twos = after.graph.constants(after.graph.nodes[other])
     if turned:
         ones, twos = [ones[i] for i in lacking(a, b)], [twos[i] for i in lacking(b, a)]
-    found: list[float] = []
+    distances: list[float] = []
     for one in ones:
         alike = next((two for two in twos if two.size == one.size), None)
         if alike is not None:
             twos.remove(alike)
             distance = relative_difference(one.read(), alike.read(), turned=turned)
-            found += [] if distance is None else [distance]
-    return max(found, default=None)
+            distances += [] if distance is None else [distance]
+    return max(distances, default=None)
 
 
 def _differ(one: float | None, two: float | None) -> bool:

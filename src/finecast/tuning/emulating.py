@@ -173,7 +173,7 @@ def emulate(
         coded = calibrated_nodes(device.graph, emulation.format, device.facts)
         emulation = replace(emulation, encodings=coded)
     setting = setting_of(device.graph, emulation)
-    metric, errors, found = (
+    metric, errors, op_contributions = (
         baseline,
         dict.fromkeys(device.exact.told, 0.0),
         list[Contribution](),
@@ -183,7 +183,7 @@ def emulate(
         metric = workload.evaluate(device.session(emulation, setting), reference)
         switched = program.session(emulation, setting, switched=True)
         errors = device.exact.errors(switched)
-        found = contributions(
+        op_contributions = contributions(
             device.graph,
             switched,
             emulation,
@@ -199,7 +199,7 @@ def emulate(
         errors=errors,
         left_out=device.exact.left_out,
         cast_ops=len(setting.reads),
-        contributions=tuple(found),
+        contributions=tuple(op_contributions),
         seconds=time.perf_counter() - start,
     )
 
@@ -247,7 +247,7 @@ def contributions(
         calls = exact.calls[:1] if exact.each else exact.calls
         return outputs_on(session, calls)
 
-    found = measure(
+    shares = measure(
         len(nodes),
         probe,
         counted=exact.counted,
@@ -255,17 +255,17 @@ def contributions(
         on_probe=lambda done, total: progress("ops", done, total),
     ).shares
     session.apply(setting)
-    total = float(found.sum()) or 1.0
-    order = np.argsort(found)[::-1]
+    total = float(shares.sum()) or 1.0
+    order = np.argsort(shares)[::-1]
     return [
         Contribution(
             node=graph.nodes[nodes[k]],
-            error=math.sqrt(float(found[k])),
-            share=float(found[k]) / total,
+            error=math.sqrt(float(shares[k])),
+            share=float(shares[k]) / total,
             reasons=reasons(graph, graph.nodes[nodes[k]], emulation.format, facts),
         )
         for k in order
-        if found[k] > 0
+        if shares[k] > 0
     ]
 
 
@@ -273,22 +273,22 @@ def reasons(
     graph: Graph, node: Node, fmt: Format, facts: Mapping[int, ValueFacts]
 ) -> tuple[str, ...]:
     """What the facts say against ``fmt`` at ``node``; if nothing, its few digits."""
-    found: list[str] = []
+    texts: list[str] = []
     values = [*graph.following_inputs(node), *graph.following_outputs(node)]
     if fmt.needs_ranges:
         for value in graph.following_inputs(node):
             if value.id in facts:
-                found += _below_half_a_step(value, facts[value.id], fmt)
+                texts += _below_half_a_step(value, facts[value.id], fmt)
     for value in {v.id: v for v in values}.values():
         seen = facts.get(value.id)
-        found += _constant_range(value, fmt) if seen is None else _observed(value, seen, fmt)
+        texts += _constant_range(value, fmt) if seen is None else _observed(value, seen, fmt)
     if by_name(node.op).accumulates and (depth := _depth(graph, node, facts)) > 1:
-        found.append(f"sums {depth} terms")
-    if not found:
+        texts.append(f"sums {depth} terms")
+    if not texts:
         size = f"{fmt.unit_roundoff:.2g}"
         of = f"half a step is {size} of the range" if fmt.has_scales else f"rounds to {size}"
-        found.append(f"digits: {fmt.label} {of}")
-    return tuple(found)
+        texts.append(f"digits: {fmt.label} {of}")
+    return tuple(texts)
 
 
 def _observed(value: Value, seen: ValueFacts, fmt: Format) -> list[str]:

@@ -45,12 +45,14 @@ class Group:
 
 def groups(plan: Plan) -> list[Group]:
     """The decisions of a plan, grouped by format and by what decided; large groups first."""
-    found: dict[tuple[str, str], list[Decision]] = {}
+    decisions_by_group: dict[tuple[str, str], list[Decision]] = {}
     for decision in plan.counted:
         key = decision.format.label, decider_of(decision)
-        found.setdefault(key, []).append(decision)
+        decisions_by_group.setdefault(key, []).append(decision)
     made: list[Group] = []
-    for (fmt, decided_by), decisions in sorted(found.items(), key=lambda f: -len(f[1])):
+    for (fmt, decided_by), decisions in sorted(
+        decisions_by_group.items(), key=lambda f: -len(f[1])
+    ):
         example = max(decisions, key=_time_us)
         made.append(
             Group(

@@ -190,10 +190,10 @@ def findings(
 def sensitivities(planner: Planner, analysis: Analysis) -> tuple[UnitSensitivity, ...]:
     """The error of each unit alone in each format that it may have, the worst first."""
     graph, members = planner.graph, analysis.units.members
-    found: list[UnitSensitivity] = []
+    unit_sensitivities: list[UnitSensitivity] = []
     for fmt, rounded in analysis.rounded.items():
         errors = rounded.units + rounded.by_unit
-        found += [
+        unit_sensitivities += [
             UnitSensitivity(
                 nodes=tuple(graph.nodes[n].name for n in members[unit]),
                 format=fmt,
@@ -204,4 +204,4 @@ def sensitivities(planner: Planner, analysis: Analysis) -> tuple[UnitSensitivity
             for unit, error in enumerate(errors)
             if any(fmt in planner.permissions[n].formats for n in members[unit])
         ]
-    return tuple(sorted(found, key=lambda one: -one.error))
+    return tuple(sorted(unit_sensitivities, key=lambda one: -one.error))

@@ -155,14 +155,14 @@ class CheckJudge(Judge):
         """
         fix = "it gets a value's name, the low array and the fp32 array, and returns a bool"
         with guarded("the check function failed", where=self.figure, fix=fix):
-            found: Any = self.check(name, got, wanted)
-        if not isinstance(found, bool | np.bool_):
+            verdict: Any = self.check(name, got, wanted)
+        if not isinstance(verdict, bool | np.bool_):
             raise UserCodeError(
-                f"the check function returns {type(found).__name__}, not True or False",
+                f"the check function returns {type(verdict).__name__}, not True or False",
                 where=self.figure,
                 fix=fix,
             )
-        return bool(found)
+        return bool(verdict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

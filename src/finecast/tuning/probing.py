@@ -92,7 +92,7 @@ class Probing:
             self._widen(self._pool[key])
         for start in near(self.planner, self.analysis, allowed, _STARTS):
             self._added(self._label(start.plan))
-        found, least = None, min(limit, highest(self._problem).time_s)
+        incumbent, least = None, min(limit, highest(self._problem).time_s)
         for _ in range(_MOST):
             wanted = self._next(allowed, least)
             if wanted is None:
@@ -102,8 +102,8 @@ class Probing:
             )
             self._errors[wanted] = error = self.error(proposed.plan)
             if error <= allowed:
-                found, least = proposed, proposed.time_s
-        return found
+                incumbent, least = proposed, proposed.time_s
+        return incumbent
 
     def _label(self, plan: Plan) -> Ints:
         return labels_of(self.planner, self.analysis, self._problem, plan)
@@ -112,8 +112,8 @@ class Probing:
         """The key of a labelling, which is in the pool from now on."""
         key = label.tobytes()
         if key not in self._pool:
-            self._pool[key] = found = evaluate(self._problem, label)
-            self._predicted[key] = _log(self.analysis.together(found.errors[1:]))
+            self._pool[key] = labelling = evaluate(self._problem, label)
+            self._predicted[key] = _log(self.analysis.together(labelling.errors[1:]))
         return key
 
     def _next(self, allowed: float, least: float) -> bytes | None:
@@ -165,9 +165,9 @@ class Probing:
         if at.label.tobytes() in self._widened:
             return
         self._widened.add(at.label.tobytes())
-        found = flips(self._problem, at.label)
-        changes = np.argwhere(_changed(at.label, found.total_s))
-        rank = np.argsort(-np.abs(found.total_s[*changes.T]), kind="stable")
+        neighbours = flips(self._problem, at.label)
+        changes = np.argwhere(_changed(at.label, neighbours.total_s))
+        rank = np.argsort(-np.abs(neighbours.total_s[*changes.T]), kind="stable")
         paired = changes[rank[:_PAIRED]]
         for unit, label in changes:
             self._added(_with(at.label, (unit, label)))

@@ -94,12 +94,12 @@ def _of_study(path: Path, plan: Plan | None) -> PlanReport:
             where=str(path),
             fix="give what tune wrote: OUTPUT.study.db",
         )
-    found = Study(path).record(None if plan is None else plan.digest)
-    if found is None:
+    record = Study(path).record(None if plan is None else plan.digest)
+    if record is None:
         of = "" if plan is None else " that ended with this plan"
         raise UsageError(
             f"the study has no finished run{of}",
             where=str(path),
             fix="run tune again with --resume, or give the plan alone",
         )
-    return PlanReport.from_json(found, where=str(path))
+    return PlanReport.from_json(record, where=str(path))

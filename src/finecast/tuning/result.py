@@ -304,8 +304,8 @@ class Result(Report):
     def frontier(self) -> tuple[Found, ...]:
         """Each plan that the search considered once, the fastest by prediction first."""
         steps, candidates = self.findings.frontier, self.findings.candidates
-        found = {one.plan.digest: one for one in (*steps, *candidates)}
-        return tuple(sorted(found.values(), key=lambda one: one.predicted_cost))
+        plans_by_digest = {one.plan.digest: one for one in (*steps, *candidates)}
+        return tuple(sorted(plans_by_digest.values(), key=lambda one: one.predicted_cost))
 
     @property
     def ran(self) -> dict[str, str]:
@@ -313,23 +313,23 @@ class Result(Report):
 
         Ops that the engine removed are in none.
         """
-        found: dict[str, set[str]] = {}
+        formats_by_node: dict[str, set[str]] = {}
         for kernel in self.kernels:
             for node in kernel.ops:
-                found.setdefault(node, set()).add(kernel.format)
+                formats_by_node.setdefault(node, set()).add(kernel.format)
         return {
-            one.node: " and ".join(sorted(found[one.node]))
+            one.node: " and ".join(sorted(formats_by_node[one.node]))
             for one in self.plan.counted
-            if one.node in found
+            if one.node in formats_by_node
         }
 
     @property
     def ops(self) -> tuple[OpRow, ...]:
         """What became of each op, and why."""
-        found = self.findings
-        units = {(n, one.format): one for one in found.sensitivities for n in one.nodes}
-        kept = {n: one.fp32_cost for one in found.sensitivities for n in one.nodes}
-        timed, ran = found.priced is Priced.TIME, self.ran
+        findings = self.findings
+        units = {(n, one.format): one for one in findings.sensitivities for n in one.nodes}
+        kept = {n: one.fp32_cost for one in findings.sensitivities for n in one.nodes}
+        timed, ran = findings.priced is Priced.TIME, self.ran
         took = {node: k.time_s * 1e3 for k in self.kernels if k.time_s for node in k.ops}
 
         def row(one: Decision) -> OpRow:
@@ -395,13 +395,13 @@ class Result(Report):
         Raises:
             UsageError: If the suffix is another one, or the file exists without ``force``.
         """
-        found, planner = self.findings, self.findings.planner
+        findings, planner = self.findings, self.findings.planner
         sources = Sources(
             model=self.source.name,
             plan=self.plan,
             graph=None if planner is None else planner.graph,
-            facts=found.facts,
-            analysis=found.analysis,
+            facts=findings.facts,
+            analysis=findings.analysis,
             found=None if self.verdict is Verdict.CONVERTED else self.to_dict(),
             kernels={"fp32": self.fp32_kernels, "tuned": self.kernels},
             machine=environment().as_json(),
@@ -413,7 +413,7 @@ class Result(Report):
         return made
 
     def _content(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        content: dict[str, Any] = {
             "verdict": self.verdict.value,
             "output": None if self.output is None else str(self.output),
             "lock": None if self.lock is None else str(self.lock),
@@ -430,11 +430,11 @@ class Result(Report):
             "warnings": list(self.warnings),
         }
         if self.verdict is not Verdict.CONVERTED:
-            found |= {"why": self.why, "stale": [str(path) for path in self.stale]}
-            return found | self._search()
+            content |= {"why": self.why, "stale": [str(path) for path in self.stale]}
+            return content | self._search()
         before, after = self.size_bytes
-        found |= {"nodes": self.nodes, "size_bytes": {"before": before, "after": after}}
-        return found | {
+        content |= {"nodes": self.nodes, "size_bytes": {"before": before, "after": after}}
+        return content | {
             "verified": _verified(self.verified),
             "restated": list(self.restated),
         }

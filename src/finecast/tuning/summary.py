@@ -111,14 +111,14 @@ def _as_plan(anchor: Anchor, result: Result) -> str:
 
 def notes(result: Result) -> list[str]:
     """What a person asks next, a line each; code and commands are ``Verbatim``."""
-    lines, found = [_made_of(result), *result.plan.declared], result.to_dict()
+    lines, record = [_made_of(result), *result.plan.declared], result.to_dict()
     if result.improved:
         seen = "emulated" if result.target else "measured"
         lines.append(
             f"relative output error: predicted {percent(result.predicted_error)},"
             f" {seen} {percent(result.measured_error)}"
         )
-        off = prediction_off(found)
+        off = prediction_off(record)
         lines += [off] if off else []
         lines += _parts(result.predicted_parts)
         lines += output_lines(result.output_errors, result.left_out, result.tuned.outputs)
@@ -133,7 +133,7 @@ def notes(result: Result) -> list[str]:
     products = result.kept_products
     lines += [products.text] if products else []
     lines += _ran(result)
-    faster = next_faster(found, result.plan.digest)
+    faster = next_faster(record, result.plan.digest)
     lines += [faster] if faster else []
     if result.reused_sensitivities:
         formats = ", ".join(result.reused_sensitivities)
@@ -178,13 +178,13 @@ def _parts(errors: Mapping[str, float]) -> list[str]:
 
 def _kept(result: Result) -> list[str]:
     """A line on the ops that stay in fp32 and what decided that; none if no op is low."""
-    found = [one for one in groups(result.plan) if one.format == Format.FP32.label]
+    fp32_groups = [one for one in groups(result.plan) if one.format == Format.FP32.label]
     total = len(result.plan.counted)
-    kept = sum(len(one.nodes) for one in found)
+    kept = sum(len(one.nodes) for one in fp32_groups)
     if not result.improved or not kept:
         return []
     counts = Counter[str]()
-    for one in found:
+    for one in fp32_groups:
         counts[_BECAUSE.get(one.decided_by, _BY_RULES)] += len(one.nodes)
     named = counts.most_common(_MOST_REASONS)
     reasons = "; ".join(f"{count} {because}" for because, count in named)

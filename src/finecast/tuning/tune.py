@@ -239,11 +239,11 @@ def _placed(start: Plan, subject: Subject, planner: Planner) -> Mapping[str, For
     Raises:
         ModelError: If it is the plan of another model.
     """
-    found = place(start, planner.graph, planner.opset)
-    found.check(where=f"--start, {subject.model.name}")
+    placement = place(start, planner.graph, planner.opset)
+    placement.check(where=f"--start, {subject.model.name}")
     if start.model != planner.graph.digest:
-        subject.tell(f"the plan to start from is {found.note}")
-    return found.plan.formats
+        subject.tell(f"the plan to start from is {placement.note}")
+    return placement.plan.formats
 
 
 def _named_in(text: str, nodes: Iterable[Node]) -> list[Node]:
@@ -375,28 +375,28 @@ class _Tuning:
             candidates += self._near()
             chained = chain(candidates, fp32, self._min_speedup)
         chained = self._clearly_faster(chained, tried)
-        found = self._search(chained)
-        found = self._waited(candidates, found, fp32)
-        found = self._closer(candidates, found, fp32)
-        finer = self._refine(chained, found)
+        incumbent = self._search(chained)
+        incumbent = self._waited(candidates, incumbent, fp32)
+        incumbent = self._closer(candidates, incumbent, fp32)
+        finer = self._refine(chained, incumbent)
         if finer:
             candidates += finer
-            found = self._faster(finer, found, fp32)
-        adjusted = self._adjusted(candidates, found)
+            incumbent = self._faster(finer, incumbent, fp32)
+        adjusted = self._adjusted(candidates, incumbent)
         if adjusted:
             candidates += adjusted
-            found = self._faster(adjusted, found, fp32)
-        over = self._over_hint(candidates, found)
+            incumbent = self._faster(adjusted, incumbent, fp32)
+        over = self._over_hint(candidates, incumbent)
         if over:
             candidates += over
-            found = self._faster(over, found, fp32)
-        singles, found = self._one_by_one(candidates, found)
-        if found is None:
+            incumbent = self._faster(over, incumbent, fp32)
+        singles, incumbent = self._one_by_one(candidates, incumbent)
+        if incumbent is None:
             why = self.trials.none_passes(len(candidates) + singles)
             if self._goal.is_unlimited:
                 why += "; with --max-trials or --timeout single ops are tried, too"
             return self._unchanged(why)
-        return self._settled(found)
+        return self._settled(incumbent)
 
     def _clearly_faster(
         self, chained: Sequence[Candidate], tried: Candidate
@@ -481,7 +481,7 @@ class _Tuning:
         return self._fastest_first(left)[0] if told else left
 
     def _waited(
-        self, candidates: list[Candidate], found: Candidate | None, fp32: float
+        self, candidates: list[Candidate], incumbent: Candidate | None, fp32: float
     ) -> Candidate | None:
         """The fastest plan that passes after those that waited, as trials tell which may pass.
 
@@ -490,8 +490,8 @@ class _Tuning:
         while (
             self.waiting and (missed := self.trials.least_missed) and self.trials.may_go_on()
         ):
-            limit, raced = self._limit(found), {c.plan.digest for c in self.candidates}
-            least = 0.0 if found is None else found.error
+            limit, raced = self._limit(incumbent), {c.plan.digest for c in self.candidates}
+            least = 0.0 if incumbent is None else incumbent.error
             left = [p for p in self.waiting if least < p.error < missed and p.time_s < limit]
             left = [p for p in left if p.plan.digest not in raced]
             more = self._finer(missed) if left else ()
@@ -501,11 +501,11 @@ class _Tuning:
             self.waiting = [p for p in self.waiting if p not in fresh]
             ranked = self._rank(fresh)[0]
             candidates += ranked
-            found = self._faster(ranked, found, fp32)
-        return found
+            incumbent = self._faster(ranked, incumbent, fp32)
+        return incumbent
 
-    def _settled(self, found: Candidate) -> Result | None:
-        """The outcome of the last race, between ``found`` and plans that may be better.
+    def _settled(self, incumbent: Candidate) -> Result | None:
+        """The outcome of the last race, between ``incumbent`` and plans that may be better.
 
         None if the best plan of that race gains too little, and others never raced.
         """
@@ -515,9 +515,9 @@ class _Tuning:
             held = [c for c in self.candidates if self.trials.has_passed(c)]
             if not held:
                 return self._unchanged(f"no plan is certified: {unproven}")
-            found = min(held, key=lambda c: c.cost)
-            if found.plan.digest not in self.built:  # a faster one was to be chosen
-                self.built[found.plan.digest] = self.subject.model.build(found.plan)
+            incumbent = min(held, key=lambda c: c.cost)
+            if incumbent.plan.digest not in self.built:  # a faster one was to be chosen
+                self.built[incumbent.plan.digest] = self.subject.model.build(incumbent.plan)
 
         races: list[Measurements] = []
         evaluation_s = self.progress.seconds().get("baseline", 0.0)
@@ -541,7 +541,7 @@ class _Tuning:
         if self.predicting:  # of those predicted to be equally fast one is compiled
             loaded = chain(loaded, self.fp32, self._min_speedup)
         best, measurements = last_race(
-            found,
+            incumbent,
             loaded,
             fp32=self.fp32,
             trials=self.trials,
@@ -628,25 +628,30 @@ class _Tuning:
         return (1 + least) / 2 if self.predicting else least
 
     def _search(
-        self, chained: Sequence[Candidate], found: Candidate | None = None
+        self, chained: Sequence[Candidate], incumbent: Candidate | None = None
     ) -> Candidate | None:
-        """The fastest of ``chained`` that passes, or ``found`` where none does.
+        """The fastest of ``chained`` that passes, or ``incumbent`` where none does.
 
         Law: none that passed before is faster. The chain may lack a plan that passed, where
         one of less predicted error took its place, and fails. Models of plans that cannot be
         chosen any more are unloaded.
         """
         passed = [c for c in self.candidates if self.trials.has_passed(c)]
-        kept = (*undecided(self.candidates), *chained, *passed, *([found] if found else ()))
+        kept = (
+            *undecided(self.candidates),
+            *chained,
+            *passed,
+            *([incumbent] if incumbent else ()),
+        )
         self._keep(*kept)
-        found = self.trials.search(chained, self._evaluate) or found
+        incumbent = self.trials.search(chained, self._evaluate) or incumbent
         assert self.fp32 is not None
         limit = self.fp32 / self._min_speedup
-        if found is not None:
-            limit = min(limit, found.cost / self._least_gain)
+        if incumbent is not None:
+            limit = min(limit, incumbent.cost / self._least_gain)
         faster = [c for c in passed if c.cost < limit and c.plan.digest in self.built]
         fastest = sorted(faster, key=lambda c: c.cost)[:1]
-        return self.trials.search(fastest, self._evaluate) or found
+        return self.trials.search(fastest, self._evaluate) or incumbent
 
     def _faster(
         self, candidates: Sequence[Candidate], found: Candidate | None, fp32: float
@@ -745,17 +750,17 @@ class _Tuning:
         return self._rank(fresh)[0] if fresh else []
 
     def _closer(
-        self, candidates: list[Candidate], found: Candidate | None, fp32: float
+        self, candidates: list[Candidate], incumbent: Candidate | None, fp32: float
     ) -> Candidate | None:
         """The fastest plan after a few more, each aimed at the error that is allowed.
 
         Each trial tells better what is allowed and how far predictions are off. Plans that
-        are not predicted to be faster than ``found`` are not tried. New candidates are added
-        to ``candidates``.
+        are not predicted to be faster than ``incumbent`` are not tried. New candidates are
+        added to ``candidates``.
         """
         planner, analysis = self.examined.planner, self.analysis
         if analysis is None:
-            return found
+            return incumbent
         aims = set[float]()
         for share in _AIMS:
             allowed = self.trials.allowed_error()
@@ -764,18 +769,18 @@ class _Tuning:
             if share**2 * allowed in aims:  # no trial has told more since
                 continue
             aims.add(share**2 * allowed)
-            limit = self._limit(found)
+            limit = self._limit(incumbent)
             known = {c.plan.digest for c in self.candidates}
             aimed = near(planner, analysis, allowed, (share,))
             fresh = [p for p in aimed if p.time_s < limit and p.plan.digest not in known]
             if fresh:
                 ranked = self._rank(fresh)[0]
                 candidates += ranked
-                found = self._faster(ranked, found, fp32)
-        return self._probed(candidates, found, fp32) if self.subject.target else found
+                incumbent = self._faster(ranked, incumbent, fp32)
+        return self._probed(candidates, incumbent, fp32) if self.subject.target else incumbent
 
     def _probed(
-        self, candidates: list[Candidate], found: Candidate | None, fp32: float
+        self, candidates: list[Candidate], incumbent: Candidate | None, fp32: float
     ) -> Candidate | None:
         """The fastest plan after some of which runs on calibration data say that they pass.
 
@@ -794,13 +799,13 @@ class _Tuning:
             if not allowed or not self.trials.may_go_on():
                 break
             self.progress("probing plans", done, _SEARCHES)
-            better = probing.fastest(allowed, known, self._limit(found))
+            better = probing.fastest(allowed, known, self._limit(incumbent))
             if better is None:
                 break
             ranked = self._rank([better])[0]
             candidates += ranked
-            found = self._faster(ranked, found, fp32)
-        return found
+            incumbent = self._faster(ranked, incumbent, fp32)
+        return incumbent
 
     @property
     def _least_gain(self) -> float:
@@ -835,7 +840,7 @@ class _Tuning:
         return self._rank(proposals)[0] if proposals else []
 
     def _one_by_one(
-        self, candidates: Sequence[Candidate], found: Candidate | None
+        self, candidates: Sequence[Candidate], incumbent: Candidate | None
     ) -> tuple[int, Candidate | None]:
         """Try changes of single units while the user's budget lasts.
 
@@ -847,24 +852,26 @@ class _Tuning:
         Returns:
             The number of plans that were built, and the fastest plan that passes.
         """
-        made, at = 0, found
+        made, at = 0, incumbent
         tried = {c.plan.digest for c in candidates}
         while self._goal.goes_on and self.trials.may_go_on():
             at = at or self.trials.nearest(candidates)
-            fresh = [p for p in self._singles(at, found) if p.plan.digest not in tried]
+            fresh = [p for p in self._singles(at, incumbent) if p.plan.digest not in tried]
             if not fresh:
                 break
             tried |= {p.plan.digest for p in fresh}
-            self._keep(*([found] if found else ()))
+            self._keep(*([incumbent] if incumbent else ()))
             ranked, fp32 = self._rank(fresh)
             made += len(ranked)
-            limit = fp32 / self._min_speedup if found is None else found.cost / SAME_TIME
+            limit = (
+                fp32 / self._min_speedup if incumbent is None else incumbent.cost / SAME_TIME
+            )
             faster = sorted((c for c in ranked if c.cost < limit), key=lambda c: c.cost)
             passed = self._first_passing(faster)
-            if passed is None and found is not None:
+            if passed is None and incumbent is not None:
                 break
-            found, at = passed, passed or self.trials.nearest(faster) or at
-        return made, found
+            incumbent, at = passed, passed or self.trials.nearest(faster) or at
+        return made, incumbent
 
     def _singles(self, at: Candidate | None, found: Candidate | None) -> list[Proposal]:
         planner, analysis = self.examined.planner, self.analysis
@@ -926,17 +933,17 @@ class _Tuning:
         if not policy.keep_ops:
             self._judge_by(replace(policy, keep_ops=True))
             with suppress(EngineError):
-                found = self._proposals()
+                first_proposals = self._proposals()
                 self.left_out += (plain,)
-                return found
+                return first_proposals
         if named:
             does = f"does not run the model with it: {refused.what}"
             with suppress(EngineError):
                 for fmt in policy.formats:
                     self._leave_out({node.name: (fmt.label, does) for node in named})
-                found = self._proposals()
+                first_proposals = self._proposals()
                 self.left_out += () if policy.keep_ops else (plain,)
-                return found
+                return first_proposals
         self.examined, self.adjustments = first
         raise refused
 
@@ -955,10 +962,15 @@ class _Tuning:
         self.hinted = {p.plan.digest for p in hinted}
         slowest = max((p.time_s for p in proposals), default=0.0)
         self.caches = kv_caches(self.measuring, planner, slowest)
-        found = (*self._started(analysis), *hinted, *near, *lowest(planner, analysis))
+        first_proposals = (
+            *self._started(analysis),
+            *hinted,
+            *near,
+            *lowest(planner, analysis),
+        )
         exact = [p for p in proposals if not p.plan.lowers]
-        found += (*with_kv_caches(exact, self.caches),)
-        return [p for p in found if p.plan.lowers]
+        first_proposals += (*with_kv_caches(exact, self.caches),)
+        return [p for p in first_proposals if p.plan.lowers]
 
     def _lost(self) -> dict[Format, float]:
         """The share of what may be lost that is lost by all ops in a format without scales.
@@ -966,10 +978,10 @@ class _Tuning:
         An evaluation of such a plan costs less than to round each of many ops alone, but for
         a user who counts evaluations: the plans' own come first.
         """
-        found: dict[Format, float] = {}
+        lost_shares: dict[Format, float] = {}
         planner, trials = self.examined.planner, self.trials
         if self._goal.max_trials is not None:
-            return found
+            return lost_shares
         for fmt in (f for f in planner.policy.formats if not f.has_scales):
             plan = planner.lowest(fmt)
             many = sum(f is fmt for f in plan.formats.values()) > _MANY
@@ -978,8 +990,8 @@ class _Tuning:
             self.progress("evaluation", 0, 1)
             with suppress(EngineError):  # a lost trial among them
                 self.built[plan.digest] = self.subject.model.build(plan)
-                found[fmt] = trials.share_lost(plan, self._evaluate)
-        return found
+                lost_shares[fmt] = trials.share_lost(plan, self._evaluate)
+        return lost_shares
 
     def _started(self, analysis: Analysis) -> list[Proposal]:
         """The plan to start from, whose error is then expected to pass."""
@@ -1029,11 +1041,13 @@ class _Tuning:
         how = self.trials.budget.within(how or measuring.RANKING)
         effort = replace(how, limit=1 / self._min_speedup, errors=errors)
         self.progress("timing", 0, 1)
-        found = self.measuring.measure(models, effort, self.examined.planner, self.analysis)
+        measurements = self.measuring.measure(
+            models, effort, self.examined.planner, self.analysis
+        )
         if self.fp32 is None:
-            self.fp32 = found.costs.latency_s(ANCHOR)
-        fp32_s = found.times.latency(ANCHOR).median_s
-        raced = {d: models[d] for d in found.times.names if d in models}
+            self.fp32 = measurements.costs.latency_s(ANCHOR)
+        fp32_s = measurements.times.latency(ANCHOR).median_s
+        raced = {d: models[d] for d in measurements.times.names if d in models}
         self.dropped |= models.keys() - raced.keys()
         unique = with_hinted_errors(unique, raced, self.measuring.output_error)
         return [
@@ -1041,14 +1055,15 @@ class _Tuning:
                 name=p.name,
                 plan=p.plan,
                 error=p.error,
-                cost=self.fp32 * found.costs.slowdown(digest).median,
-                latency_s=fp32_s * found.times.slowdown(digest).median,
+                cost=self.fp32 * measurements.costs.slowdown(digest).median,
+                latency_s=fp32_s * measurements.times.slowdown(digest).median,
                 casts=self.built[digest].casts,
-                spread=found.costs.slowdown(digest).spread,
+                spread=measurements.costs.slowdown(digest).spread,
                 predicted_cost=p.time_s,
             )
             for digest, p in unique.items()
-            if digest in found.costs.names  # the engine may lack kernels for a mix of formats
+            # The engine may lack kernels for a mix of formats.
+            if digest in measurements.costs.names
         ]
 
     def _groups(self, unique: Mapping[str, Proposal]) -> list[dict[str, Proposal]]:
@@ -1138,11 +1153,11 @@ class _Tuning:
         """
         self._make_room({plan.digest})
         built = self.built[plan.digest]
-        found = self.executor.evaluate(built)
-        self.measuring.errors[plan.digest] = found.error
+        evaluation = self.executor.evaluate(built)
+        self.measuring.errors[plan.digest] = evaluation.error
         try:
-            if self.trials.passing(found.metric):  # to check costs a compilation
+            if self.trials.passing(evaluation.metric):  # to check costs a compilation
                 self.subject.check(built, self.measuring.exact())
         except EngineError as error:
             raise LostTrialError(f"is not made: {error.what}") from error
-        return found.metric
+        return evaluation.metric

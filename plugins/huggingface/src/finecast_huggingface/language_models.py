@@ -221,14 +221,14 @@ def _tokenized(data: Any, tokenizer: Any) -> Iterator[Array]:
 
 def _whole(given: Any) -> Array:
     """The tokens of a text, in one row; raises UsageError if they are no whole numbers."""
-    found = to_array(given)
-    if found.size and found.dtype.kind not in "iu":
+    token_ids = to_array(given)
+    if token_ids.size and token_ids.dtype.kind not in "iu":
         raise UsageError(
-            f"the tokens of a text are {found.dtype.name}, and no whole numbers",
+            f"the tokens of a text are {token_ids.dtype.name}, and no whole numbers",
             where="data",
             fix="give texts and tokenizer=, or the tokens that it makes of them",
         )
-    return found.astype(np.int64).ravel()
+    return token_ids.astype(np.int64).ravel()
 
 
 def export(model: Any, path: str | Path) -> Path:
@@ -365,8 +365,8 @@ def _forward(session: Session, model: Any, *args: Any, **kwargs: Any) -> Any:
             sizes = [dim if isinstance(dim, int) else 0 for dim in spec.shape or ()]
             held = np.zeros([rows, *sizes[1:]], DTYPES[spec.dtype])
         feeds[spec.name] = held
-    found = session.run(feeds)
-    logits, *present = map(_tensor, found.values())
+    arrays = session.run(feeds)
+    logits, *present = map(_tensor, arrays.values())
     for layer in range(len(present) // 2):
         key, value = (one[:, :, past:] for one in present[2 * layer : 2 * layer + 2])
         cache.update(key, value, layer)
@@ -430,9 +430,9 @@ def _flattened(model: Any) -> tuple[Any, list[Any]]:
     if model.training:
         raise UsageError("the model is in training mode", fix="call model.eval() first")
     with torch.no_grad():
-        found = model(input_ids=torch.zeros((2, 4), dtype=torch.int64), use_cache=True)
+        outputs = model(input_ids=torch.zeros((2, 4), dtype=torch.int64), use_cache=True)
     name = _cache_name(type(model).forward)
-    cache = getattr(found, name, None)
+    cache = getattr(outputs, name, None)
     layers = getattr(cache, "layers", [])
     if not layers or any(type(one).__name__ != "DynamicLayer" for one in layers):
         kinds = ", ".join(sorted({type(one).__name__ for one in layers})) or "none"
@@ -453,14 +453,14 @@ def _flattened(model: Any) -> tuple[Any, list[Any]]:
             self, input_ids: Any, attention_mask: Any, position_ids: Any, past: Any
         ) -> Any:
             pairs = zip(past[::2], past[1::2], strict=True)
-            found = self.model(
+            outputs = self.model(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
                 position_ids=position_ids,
                 use_cache=True,
                 **{name: transformers.DynamicCache(ddp_cache_data=[*pairs])},
             )
-            made = getattr(found, name).layers
-            return found.logits, *(array for one in made for array in (one.keys, one.values))
+            made = getattr(outputs, name).layers
+            return outputs.logits, *(array for one in made for array in (one.keys, one.values))
 
     return Flat(), [array for one in layers for array in (one.keys, one.values)]

@@ -223,11 +223,11 @@ class Tools:
 
 def schema(verb: str) -> dict[str, Any]:
     """The JSON Schema of a verb's options and arguments."""
-    found = _parameters(verb)
+    parameters = _parameters(verb)
     return {
         "type": "object",
-        "properties": {name: _property(parameter) for name, parameter in found.items()},
-        "required": [name for name, parameter in found.items() if parameter.required],
+        "properties": {name: _property(parameter) for name, parameter in parameters.items()},
+        "required": [name for name, parameter in parameters.items() if parameter.required],
         "additionalProperties": False,
     }
 
@@ -236,13 +236,13 @@ def _parameters(verb: str) -> dict[str, Any]:
     """A verb's options and arguments by the names that they have in a tool."""
     from finecast.cli import command
 
-    found = {}
+    parameters = {}
     for parameter in command(verb).params:
         is_option = parameter.param_type_name == "option"
         name = _longest(parameter).lstrip("-").replace("-", "_")
         if not (is_option and name in _NO_OPTIONS):
-            found[name if is_option else _argument(parameter)] = parameter
-    return found
+            parameters[name if is_option else _argument(parameter)] = parameter
+    return parameters
 
 
 def _argument(parameter: Any) -> str:
@@ -270,12 +270,12 @@ def _property(parameter: Any) -> dict[str, Any]:
         kind = "integer"
     elif "float" in annotation or isinstance(parameter.default, float):
         kind = "number"
-    found: dict[str, Any] = {"type": kind}
+    property_schema: dict[str, Any] = {"type": kind}
     if parameter.multiple or parameter.nargs == -1:
-        found = {"type": "array", "items": found}
+        property_schema = {"type": "array", "items": property_schema}
     if parameter.help:
-        found["description"] = " ".join(parameter.help.split())
-    return found
+        property_schema["description"] = " ".join(parameter.help.split())
+    return property_schema
 
 
 def _result(found: Any) -> types.CallToolResult:

@@ -112,8 +112,8 @@ class DummyDataset:
     def __getitem__(self, index: int) -> Any:
         """One sample."""
         inputs = tuple(column[index] for column in self._columns)
-        found = inputs[0] if len(inputs) == 1 else inputs
-        return (found, 0) if self._label else found
+        features = inputs[0] if len(inputs) == 1 else inputs
+        return (features, 0) if self._label else features
 
 
 class Datasets:
@@ -211,13 +211,13 @@ class _OwnMetric:
 
     def update(self, predictions: Any, labels: Any) -> None:
         truth = to_array(labels)
-        found = to_array(_first(predictions, len(truth)))
+        outputs = to_array(_first(predictions, len(truth)))
         truth = truth.reshape(len(truth)) if truth.size == len(truth) else truth
-        self._metric.update({"output": found}, truth, None)
+        self._metric.update({"output": outputs}, truth, None)
 
     def result(self) -> float:
-        found = self._metric.result()
-        return math.sqrt(found) if self._root else found
+        score = self._metric.result()
+        return math.sqrt(score) if self._root else score
 
 
 def _first(predictions: Any, samples: int) -> Any:

@@ -53,8 +53,8 @@ class ModelSubject(EngineSubject):
 
     def session(self, built: Built) -> Session:
         """The session of a plan's model."""
-        found: Any = ModelSession(EngineSubject.session(self, built), built.model)
-        return found
+        session: Any = ModelSession(EngineSubject.session(self, built), built.model)
+        return session
 
     def hints(self, planner: Planner) -> tuple[()]:
         """None: what the engine lowers by itself is no model that could be evaluated."""
@@ -79,9 +79,9 @@ class EngineModelGiven(GivenModel):
 
     def __post_init__(self) -> None:
         """Load the model, and read its ops."""
-        found = self.opened.subject(self.engine, None)
-        assert isinstance(found, EngineSubject)
-        self._subject, engine = found, found.engine
+        subject = self.opened.subject(self.engine, None)
+        assert isinstance(subject, EngineSubject)
+        self._subject, engine = subject, subject.engine
         self._options = RunOptions(engine=engine.spec, verify=False)
         called = self.results.types
         graph = self.graph(Policy(scope=Scope.NONE))
@@ -154,9 +154,12 @@ class EngineModelGiven(GivenModel):
 
     def subject(self) -> ModelSubject:
         """The model in its engine."""
-        found = self._subject
+        subject = self._subject
         return ModelSubject(
-            model=found.model, engine=found.engine, reference=found.reference, told=found.told
+            model=subject.model,
+            engine=subject.engine,
+            reference=subject.reference,
+            told=subject.told,
         )
 
     def result(self, model: Any, plan: Plan | None) -> EngineResult:
@@ -175,8 +178,8 @@ class SessionFunction:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """The output as an array; several as a dict by name."""
         whole = inputs[0] if len(inputs) == 1 else inputs
-        found = self._session.run(feeds_of(named or whole, self._ports))
-        return next(iter(found.values())) if len(found) == 1 else found
+        outputs = self._session.run(feeds_of(named or whole, self._ports))
+        return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,8 +238,8 @@ class EngineResult(ABC):
     def predict(self, inputs: Any) -> Any:
         """Outputs on one batch, as arrays: of several a list."""
         run = self._function
-        found = run(*inputs) if isinstance(inputs, tuple | list) else run(inputs)
-        return list(found.values()) if isinstance(found, dict) else found
+        outputs = run(*inputs) if isinstance(inputs, tuple | list) else run(inputs)
+        return list(outputs.values()) if isinstance(outputs, dict) else outputs
 
     @cached_property
     def _function(self) -> Any:

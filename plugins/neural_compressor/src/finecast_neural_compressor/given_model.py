@@ -87,7 +87,7 @@ class ModelEvaluation:
                     fix=f"it is given a {type(model).__name__}, the model as it was or"
                     " converted, and returns a number",
                 ):
-                    found = self.function(model)
+                    accuracy = self.function(model)
             except UserCodeError as error:
                 if not lacks_kernel(error.__cause__):
                     raise
@@ -100,7 +100,7 @@ class ModelEvaluation:
                     " eval_dataloader and eval_metric in its place, which do that; or keep"
                     " such ops in fp32 by op_type_dict",
                 ) from error.__cause__
-            return metric_value(found, "eval_func")
+            return metric_value(accuracy, "eval_func")
         assert self.batches is not None
         with guarded(
             "eval_dataloader or eval_metric failed",
@@ -110,8 +110,8 @@ class ModelEvaluation:
             self.metric.reset()
             for inputs, labels in self.batches:
                 self.metric.update(of.predict(inputs), labels)
-            found = self.metric.result()
-        return metric_value(found, "eval_metric")
+            accuracy = self.metric.result()
+        return metric_value(accuracy, "eval_metric")
 
 
 def kept(dataloader: Iterable[Any] | None) -> Iterable[Any] | None:
@@ -235,15 +235,15 @@ class GivenModel(ABC):
         Raises:
             EngineError: If there is none; says why.
         """
-        found: list[Format] = []
+        faster_formats: list[Format] = []
         slow: dict[Format, str] = {}
         for fmt in formats:
             speed = None if os.environ.get(f"FORCE_{fmt.name}") == "1" else self.speed(fmt)
             if speed is None or speed.gains:
-                found.append(fmt)
+                faster_formats.append(fmt)
             else:
                 slow[fmt] = speed.text
-        if not found:
+        if not faster_formats:
             other = "" if Format.BF16 in formats else "use precisions='bf16', or "
             raise EngineError(
                 "; ".join(slow.values()),
@@ -252,7 +252,7 @@ class GivenModel(ABC):
             )
         for text in slow.values():
             warnings.warn(f"{text}: left out", stacklevel=4)
-        return tuple(found)
+        return tuple(faster_formats)
 
     def tuned(
         self,
@@ -268,13 +268,15 @@ class GivenModel(ABC):
             feeds=[self.feeds(inputs) for inputs in calibration],
             criterion=goal.criterion,
         )
-        found = search(self.subject(), workload, goal, policy, user_rules=tuple(rules.items()))
-        for text in found.warnings:
+        outcome = search(
+            self.subject(), workload, goal, policy, user_rules=tuple(rules.items())
+        )
+        for text in outcome.warnings:
             warnings.warn(text, stacklevel=4)
-        if not found.improved:
-            warnings.warn(f"no quantized model: {found.why}", stacklevel=4)
+        if not outcome.improved:
+            warnings.warn(f"no quantized model: {outcome.why}", stacklevel=4)
             return None
-        return self.result(found.model, found.plan)
+        return self.result(outcome.model, outcome.plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,16 +323,16 @@ def samples_of(batches: Iterable[Any], samples: int) -> list[Any]:
     Raises:
         UsageError: If there are no batches.
     """
-    found: list[Any] = []
+    inputs: list[Any] = []
     for batch in batches:
         pair = isinstance(batch, tuple | list) and len(batch) == 2
-        found.append(batch[0] if pair else batch)
-        samples -= max((len(a) for a in _arrays(found[-1]) if np.ndim(a)), default=1)
+        inputs.append(batch[0] if pair else batch)
+        samples -= max((len(a) for a in _arrays(inputs[-1]) if np.ndim(a)), default=1)
         if samples <= 0:
             break
-    if not found:
+    if not inputs:
         raise UsageError("calib_dataloader yields nothing", fix="give some batches")
-    return found
+    return inputs
 
 
 def _arrays(inputs: Any) -> Iterable[Any]:

@@ -103,8 +103,12 @@ def _selected(
     Raises:
         UsageError: If an entry matches no op of the model, or no op is left.
     """
-    found = permitted(taken.known, settings.op_name_dict, settings.op_type_dict)
-    left = {n: kind for n, kind in types.items() if n not in found or low in found[n]}
+    formats_by_op = permitted(taken.known, settings.op_name_dict, settings.op_type_dict)
+    left = {
+        n: kind
+        for n, kind in types.items()
+        if n not in formats_by_op or low in formats_by_op[n]
+    }
     if not left and types:
         raise UsageError(
             "nothing is left to convert", fix="check op_name_dict and op_type_dict"
@@ -131,10 +135,10 @@ def _searched(
             return None
         return result, evaluation.score(result)
 
-    found, scores = fallback(types, trial, goal, baseline, settings.quant_level)
+    lowered, scores = fallback(types, trial, goal, baseline, settings.quant_level)
     if not scores:
         raise no_product([low])
-    if found is None:
+    if lowered is None:
         better = max if goal.criterion.higher_is_better else min
         warnings.warn(
             f"no converted model: fp32 has {baseline:.6g}, and none of {len(scores)} trials"
@@ -142,7 +146,7 @@ def _searched(
             " how much may be lost",
             stacklevel=3,
         )
-    return found
+    return lowered
 
 
 def fallback(
@@ -171,10 +175,10 @@ def fallback(
             continue
         if budget.spent(len(scores)):
             break
-        found = trial(kept)
-        if found is None:
+        outcome = trial(kept)
+        if outcome is None:
             continue
-        model, scores[kept] = found
+        model, scores[kept] = outcome
         if goal.criterion.passes(scores[kept], baseline):
             if best is None or len(kept) < best[0]:
                 best = len(kept), model

@@ -121,7 +121,7 @@ def permitted(
 def _restrictions(
     entries: OpDict | None, known: Sequence[str], where: str
 ) -> dict[str, frozenset[Format]]:
-    found: dict[str, frozenset[Format]] = {}
+    formats_by_op: dict[str, frozenset[Format]] = {}
     for pattern, setting in (entries or {}).items():
         fitting = _fitting(pattern, known)
         if not fitting:
@@ -130,8 +130,8 @@ def _restrictions(
         for name in fitting:
             for dtypes in listed:
                 types = frozenset(DTYPES[dtype] for dtype in dtypes) | {Format.FP32}
-                found[name] = found.get(name, types) & types
-    return found
+                formats_by_op[name] = formats_by_op.get(name, types) & types
+    return formats_by_op
 
 
 def _fitting(pattern: str, known: Sequence[str]) -> list[str]:
@@ -158,5 +158,9 @@ class OpRule:
         if self.modules:
             path = view.node.scope.split(".")
             called = tuple(".".join(path[:count]) for count in range(len(path) + 1))
-        found = [self.permitted[name] for name in called if name in self.permitted]
-        return sorted(f.label for f in frozenset.intersection(*found)) if found else None
+        format_sets = [self.permitted[name] for name in called if name in self.permitted]
+        return (
+            sorted(f.label for f in frozenset.intersection(*format_sets))
+            if format_sets
+            else None
+        )

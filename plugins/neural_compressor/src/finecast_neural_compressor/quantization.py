@@ -86,10 +86,10 @@ def fit(
     if evaluation.given:  # where accuracy is missed, tune tries all adjustments by itself
         return taken.tuned(conf.goal, policy, rules, calibration, evaluation)
     lowest = replace(policy, scope=Scope.ALL, adjust=conf.adjusts)
-    found = taken.quantized(lowest, rules, calibration)
-    if not found.products:
-        raise no_product(policy.formats, found.model)
-    return found
+    quantized = taken.quantized(lowest, rules, calibration)
+    if not quantized.products:
+        raise no_product(policy.formats, quantized.model)
+    return quantized
 
 
 def required(batches: Iterable[Any] | None, argument: str) -> Iterable[Any]:
@@ -108,11 +108,11 @@ def _rules(taken: GivenModel, conf: PostTrainingQuantConfig, policy: Policy) -> 
     Raises:
         UsageError: If an entry of the op dicts matches no op of the model.
     """
-    found = permitted(taken.known, conf.op_name_dict, conf.op_type_dict)
+    formats_by_op = permitted(taken.known, conf.op_name_dict, conf.op_type_dict)
     floats = frozenset({Format.FP32, *policy.formats}) - {Format.INT8}
     outside = kept_from_int8(taken.graph(policy).nodes, conf)
     rules = {
-        "op dicts": OpRule(found, modules=taken.by_modules),
+        "op dicts": OpRule(formats_by_op, modules=taken.by_modules),
         "recipes": OpRule(dict.fromkeys(outside, floats)),
     }
     return {name: rule for name, rule in rules.items() if rule.permitted}

@@ -117,9 +117,9 @@ class TorchGiven(GivenModel):
             return by_modules(self.module, chosen, low)
         rule = OpRule(dict.fromkeys(kept, frozenset({Format.FP32})), modules=True)
         rules: Rules = {"conf": rule} if kept else {}
-        found = self._converted(Policy(formats=(low,)), rules)
-        if found.products:
-            return found
+        conversion = self._converted(Policy(formats=(low,)), rules)
+        if conversion.products:
+            return conversion
         # No product gains on these inputs, and the user asked for a conversion.
         return self._converted(Policy(scope=Scope.MATMULT, formats=(low,)), rules)
 
@@ -225,11 +225,11 @@ def export_freely(
         if spec.shape and isinstance(spec.shape[0], int):
             raise ModelError(f"the first size of its input {spec.name} cannot vary")
     with torch.no_grad(), evaluating(module):
-        found, wanted = (
+        exported_shapes, wanted = (
             [x.shape for x in tree_leaves(one(*args, **kwargs)) if isinstance(x, torch.Tensor)]
             for one in (runnable(program), module)
         )
-    if found != wanted:
+    if exported_shapes != wanted:
         raise ModelError("the shape of its outputs depends on the size of the batch")
     return program
 
@@ -495,14 +495,14 @@ def convertible(module: nn.Module) -> dict[str, str]:
 
     A module that has several names is listed under each.
     """
-    found: dict[str, str] = {}
+    classes: dict[str, str] = {}
     outer: str | None = None
     for name, one in module.named_modules(remove_duplicate=False):
         inside = outer is not None and (not outer or name.startswith(f"{outer}."))
         if isinstance(one, CONVERTED) and not inside:
             outer = name
-            found[name] = type(one).__name__
-    return found
+            classes[name] = type(one).__name__
+    return classes
 
 
 def by_modules(module: nn.Module, names: Mapping[str, str], low: Format) -> TorchResult:

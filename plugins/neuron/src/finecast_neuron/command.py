@@ -126,22 +126,22 @@ def run(
     )
     with telling_stale(files):
         with shown("ladder") as bar:
-            found = walked(model, replace(request, progress=bar), written, how, files)
-        best = found.best
+            outcome = walked(model, replace(request, progress=bar), written, how, files)
+        best = outcome.best
         done, compiled = True, None
         if compile_with is not None and best is not None:
             with files.locked():
                 done, compiled = _compile(compile_with, best.rung)
-    stale = files.stale() if found.plan is None else ()
-    warn(*found.warnings)
+    stale = files.stale() if outcome.plan is None else ()
+    warn(*outcome.warnings)
     warn_stale(stale)
     if as_json:
         seconds = time.perf_counter() - start
         more = {"seconds": seconds, "compiled": compiled, "stale": [*map(str, stale)]}
-        write_json(found.to_dict() | more)
+        write_json(outcome.to_dict() | more)
     else:
-        write_report(found)
-        _print_advice(found, compiled)
+        write_report(outcome)
+        _print_advice(outcome, compiled)
     if not done:
         return ExitCode.FAILED
     return ExitCode.DONE if best is not None and not stale else ExitCode.NOT_IMPROVED
@@ -179,11 +179,11 @@ def _compile(program: Path, rung: Rung) -> tuple[bool, str]:
     """Run the compiler; returns whether it compiled the program, and a line that says so."""
     compiled = _compiled_name(program)
     name, *words = shlex.split(rung.command(str(program), str(compiled)))
-    found = shutil.which(name)
-    if found is None:
+    compiler = shutil.which(name)
+    if compiler is None:
         return False, f"not compiled: {name} is not on PATH"
     done = subprocess.run(
-        [found, *words], check=False, capture_output=True, text=True, errors="replace"
+        [compiler, *words], check=False, capture_output=True, text=True, errors="replace"
     )
     if done.returncode != 0:
         tail = (done.stderr or done.stdout).strip().splitlines()[-1:]

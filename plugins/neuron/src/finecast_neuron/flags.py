@@ -135,7 +135,7 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
         UsageError: If an option lacks its value, is misspelt, or is unknown and ``lenient``
             is not set.
     """
-    found: dict[str, object] = {}
+    options: dict[str, object] = {}
     others: list[str] = []
     words = [part for word in arguments for part in _parts(word)]
     at = 0
@@ -146,10 +146,10 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
                 raise UsageError(
                     f"{word} needs a value", where=word, fix=f"write {word} VALUE"
                 )
-            found[_VALUES[word]], at = words[at], at + 1
+            options[_VALUES[word]], at = words[at], at + 1
         elif word in _SWITCHES:
             name, value = _SWITCHES[word]
-            found[name] = value
+            options[name] = value
         elif word == _FAST_MATH:
             end = next(
                 (i for i in range(at, len(words)) if words[i].startswith("-")), len(words)
@@ -158,13 +158,13 @@ def read(arguments: Sequence[str], *, lenient: bool = False) -> Given:
                 raise UsageError(
                     f"{word} needs a keyword", where=word, fix=f"write {word} all, or none"
                 )
-            found["fast_math"], at = tuple(words[at:end]), end
+            options["fast_math"], at = tuple(words[at:end]), end
         else:
             _check_unknown(word, lenient=lenient)
             others += [_name(word)] if word.startswith("-") else []
     passed_over = tuple(name for name in others if name in _HARMLESS)
     unknown = tuple(name for name in others if name not in _HARMLESS)
-    return Given(**found, passed_over=passed_over, unknown=unknown)  # pyright: ignore[reportArgumentType]
+    return Given(**options, passed_over=passed_over, unknown=unknown)  # pyright: ignore[reportArgumentType]
 
 
 def _name(word: str) -> str:

@@ -170,7 +170,7 @@ def propagate(
             fix="give them one: with finecast.rules.override({op: rule})",
         )
     stored = {v.id: v.format.label for v in graph.values if v.format is not None}
-    found: dict[int, Format] = {}
+    formats: dict[int, Format] = {}
     for node in graph.nodes:
         rule = rules.get(node.id)
         if rule is None:
@@ -181,10 +181,10 @@ def propagate(
             continue
         args = [None if i is None else stored.get(i) for i in node.inputs]
         wanted = is_low(node, ask(rule, node, args, low.label), low.label)
-        found[node.id] = low if wanted and low in node.admits else Format.FP32
+        formats[node.id] = low if wanted and low in node.admits else Format.FP32
         for value in graph.following_outputs(node):
-            stored[value.id] = found[node.id].label
-    return found
+            stored[value.id] = formats[node.id].label
+    return formats
 
 
 # --------------------------- RAF's notation: names of ops, rules with a hint for each argument
@@ -238,8 +238,8 @@ def check_dtype(kind: Any, dtype: str) -> bool:
 
 def gen_hint_helper(kind: Any, target: Hint) -> PrimType:
     """``target`` for an argument of floats; None, "keep the type", for any other."""
-    found = next(_flat([kind]))
-    return PrimType(None if found is None else target)
+    dtype = next(_flat([kind]))
+    return PrimType(None if dtype is None else target)
 
 
 def read_hints(given: object, count: int) -> tuple[Hint, ...]:
@@ -348,10 +348,10 @@ def ops_named(name: str) -> tuple[str, ...]:
     listed = RAF_OPS.get(forward, (forward,))
     if forward != stripped:
         listed = tuple(f"{one.removesuffix('_training')}_backward" for one in listed)
-    found = tuple(one for one in listed if one in known)
-    if not found:
+    ops = tuple(one for one in listed if one in known)
+    if not ops:
         raise unknown_name(name, sorted(known), what="op", fix="or PyTorch's own, aten::NAME")
-    return found
+    return ops
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,28 +290,28 @@ def ray_workers(executor: str, progress: Progress) -> Sequence[RayWorker]:
         for node in ray.nodes()
         if node["Alive"] and node["Resources"].get("CPU", 0) >= 1
     ]
-    found = _of_this_kind(workers, lambda text: progress(Notice(text), 1, 1))
-    if not found:
+    peers = _of_this_kind(workers, lambda text: progress(Notice(text), 1, 1))
+    if not peers:
         raise EngineError(
             f"no node computes as this machine does: {', '.join(w.node for w in workers)}",
             where=f"--executor {executor}",
             fix="run finecast on a machine like the nodes, with the same libraries",
         )
-    return found
+    return peers
 
 
 def _of_this_kind(
     workers: Sequence[RayWorker], tell: Callable[[str], None]
 ) -> list[RayWorker]:
     """Those on nodes whose machine and installation are those of this process."""
-    own, found = environment().as_json(), list[RayWorker]()
+    own, peers = environment().as_json(), list[RayWorker]()
     begun = [worker.begun("environment", num_cpus=0) for worker in workers]
     for worker, running in zip(workers, begun, strict=True):
         with suppress(NodeLostError):
             there = worker.result(running, _STARTS_S)
             differ = [name for name in own if there.get(name) != own[name]]
             if not differ:
-                found.append(worker)
+                peers.append(worker)
                 continue
             tell(f"{worker.node} takes no part: it has another {', '.join(differ)}")
-    return found
+    return peers

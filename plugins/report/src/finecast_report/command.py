@@ -78,14 +78,14 @@ def run(
 
     if explorer is not None and output is not None and explorer == output:
         raise UsageError("two outputs have one name", where=str(output), fix="rename one")
-    found = api.report(
+    report = api.report(
         source, output, model=model, study=study, diff=diff, blame=blame, force=force
     )
-    written = () if explorer is None else found.model_explorer(explorer, force=force)
+    written = () if explorer is None else report.model_explorer(explorer, force=force)
     if as_json:
-        write_json(found.to_dict())
+        write_json(report.to_dict())
         return
-    for line in found.lines:
+    for line in report.lines:
         write_note(line)
     for path in (*([output] if output else []), *written):
         write_note(Verbatim(f"wrote {path}"))

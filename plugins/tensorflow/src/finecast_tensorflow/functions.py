@@ -88,12 +88,12 @@ def _opened(model: Any) -> TensorFlowModel:
     Raises:
         UsageError: If it is another library's.
     """
-    found = api.load(model)
-    if not isinstance(found, TensorFlowModel):
+    opened = api.load(model)
+    if not isinstance(opened, TensorFlowModel):
         raise UsageError(
             "not a model that TensorFlow runs",
-            where=found.name,
+            where=opened.name,
             fix="give a Keras model, a .keras file or a SavedModel's folder; finecast.convert"
             " and finecast.tune take models of every kind",
         )
-    return found
+    return opened

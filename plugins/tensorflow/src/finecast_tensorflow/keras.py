@@ -66,14 +66,14 @@ def apply_plan(model: Any, plan: Plan) -> dict[str, str]:
                 where=layers[index].name,
                 fix="use bf16 or fp16",
             )
-    found: dict[str, str] = {}
+    policies: dict[str, str] = {}
     for index, fmt in chosen.items():
         layer = layers[index]
         name = _POLICIES[Format.FP32 if id(layer) in ends else fmt]
         layer.dtype_policy = tf.keras.DTypePolicy(name)
-        found[layer.path or layer.name] = name  # loaded layers without weights have no path
+        policies[layer.path or layer.name] = name  # loaded layers without weights have no path
     model.train_function = model.test_function = model.predict_function = None
-    return found
+    return policies
 
 
 def _chosen(graph: Graph, owners: Mapping[int, int], plan: Plan) -> dict[int, Format]:
@@ -83,12 +83,12 @@ def _chosen(graph: Graph, owners: Mapping[int, int], plan: Plan) -> dict[int, Fo
         if node.id in owners and plan.decision(node.name) is not None:
             ops[owners[node.id]].append(node)
     formats = plan.formats
-    found: dict[int, Format] = {}
+    layer_formats: dict[int, Format] = {}
     for layer, nodes in ops.items():
         products = [n for n in nodes if by_name(n.op).matmul_engine]
         wanted = {formats[n.name] for n in products or nodes}
-        found[layer] = wanted.pop() if len(wanted) == 1 else Format.FP32
-    return found
+        layer_formats[layer] = wanted.pop() if len(wanted) == 1 else Format.FP32
+    return layer_formats
 
 
 def _owners(model: Any, layers: list[Any]) -> dict[int, int]:

@@ -128,12 +128,12 @@ class TensorFlowModel(EngineModel[TensorFlowFile, TensorFlowPrepared]):
 
     def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:
         """Notes on ops that keep their types, and on functions that are not read as bodies."""
-        found = EngineModel.kept_notes(self, graph, policy)
+        notes = EngineModel.kept_notes(self, graph, policy)
         inner = unopened(self.file.binding.regions)
         if inner and policy.scope is not Scope.NONE:
             listed = ", ".join(inner[:3]) + (", ..." if len(inner) > 3 else "")
-            found.append(f"functions keep their types inside ({len(inner)}): {listed}")
-        return found
+            notes.append(f"functions keep their types inside ({len(inner)}): {listed}")
+        return notes
 
     def check(self, output: Destination) -> None:
         """Raise UsageError unless a folder may be written to ``output``."""
@@ -223,10 +223,10 @@ class Function:
             )
         specs = zip(self.input_names, self._call.inputs, strict=True)
         ordered = [_as_declared(name, by_name[name], tensor) for name, tensor in specs]
-        found = dict(zip(self.output_names, self._call(*ordered), strict=True))
-        if len(found) == 1:
-            return next(iter(found.values()))
-        return list(found.values()) if self.frozen.listed else found
+        outputs = dict(zip(self.output_names, self._call(*ordered), strict=True))
+        if len(outputs) == 1:
+            return next(iter(outputs.values()))
+        return list(outputs.values()) if self.frozen.listed else outputs
 
     def _by_name(self, inputs: Sequence[Any]) -> dict[str, Any]:
         """Positional arguments by input name: a mapping, one list of all, or in order."""
@@ -262,13 +262,13 @@ def _as_declared(name: str, given: Any, declared: Any) -> Any:
     Raises:
         UsageError: If it is of another shape.
     """
-    found = tf.cast(given, declared.dtype)
-    if not declared.shape.is_compatible_with(found.shape):
+    tensor = tf.cast(given, declared.dtype)
+    if not declared.shape.is_compatible_with(tensor.shape):
         raise UsageError(
-            f"input {name!r} has shape {found.shape}, expected {declared.shape}",
+            f"input {name!r} has shape {tensor.shape}, expected {declared.shape}",
             fix="give it as the original model takes it",
         )
-    return found
+    return tensor
 
 
 def publish_folder(staged: Path, path: Path) -> None:
@@ -293,5 +293,5 @@ def publish_folder(staged: Path, path: Path) -> None:
 
 def folder_files(folder: Path, *, leave_out: Sequence[str] = ()) -> list[Path]:
     """All files in a folder, in the order of their names."""
-    found = (p for p in folder.rglob("*") if p.is_file() and p.name not in leave_out)
-    return sorted(found)
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name not in leave_out)
+    return sorted(files)

@@ -417,11 +417,11 @@ def watched(compiled: Callable[..., Any], coverage: Coverage) -> Callable[..., A
 def _stops() -> Counter[str]:
     """How often each reason has stopped Dynamo's capture so far in this process."""
     kinds: Mapping[str, Mapping[str, int]] = counters
-    found = Counter[str]()
+    stops = Counter[str]()
     for kind in ("graph_break", "unimplemented"):
         for text, count in kinds.get(kind, {}).items():
-            found[_short(text)] += count
-    return found
+            stops[_short(text)] += count
+    return stops
 
 
 def _short(text: str) -> str:
@@ -461,6 +461,6 @@ def _modules_of(function: Callable[..., Any]) -> Iterator[nn.Module]:
         return
     named: list[Any] = [getattr(function, "__self__", None)]
     if inspect.isfunction(inspect.unwrap(function)):
-        found = inspect.getclosurevars(inspect.unwrap(function))
-        named += [*found.nonlocals.values(), *found.globals.values()]
+        closure = inspect.getclosurevars(inspect.unwrap(function))
+        named += [*closure.nonlocals.values(), *closure.globals.values()]
     yield from (m for m in named if isinstance(m, nn.Module))

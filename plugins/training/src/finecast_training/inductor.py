@@ -264,13 +264,13 @@ def _take_attributes(module: GraphModule, traced: GraphModule) -> None:
     """
     names = dict.fromkeys(str(n.target) for n in traced.graph.find_nodes(op="get_attr"))
     for name in names:
-        found: Any = getattr(traced, name)
+        attribute: Any = getattr(traced, name)
         if hasattr(module, name):
             delattr(module, name)
-        if isinstance(found, torch.Tensor):
-            module.register_buffer(name, found, persistent=False)
+        if isinstance(attribute, torch.Tensor):
+            module.register_buffer(name, attribute, persistent=False)
         else:
-            setattr(module, name, found)
+            setattr(module, name, attribute)
 
 
 def _clear(graph: torch.fx.Graph) -> None:
@@ -333,7 +333,7 @@ def add_gradients(module: GraphModule) -> tuple[AddedGradient, ...]:
     inputs = module.graph.find_nodes(op="placeholder")
     (end,) = module.graph.find_nodes(op="output")
     results = list(end.args[0])
-    found: list[AddedGradient] = []
+    gradients: list[AddedGradient] = []
     last = inputs[-1] if inputs else None
     for number, source in enumerate(inputs):
         place = source.meta.get(_PLACE)
@@ -353,12 +353,12 @@ def add_gradients(module: GraphModule) -> tuple[AddedGradient, ...]:
             total = _call(module, torch.ops.aten.where.self, there, total, own)
             _call(module, torch.ops.aten.copy_.default, memory, total)
         results[place] = None
-        found.append(AddedGradient(source=number, result=place))
+        gradients.append(AddedGradient(source=number, result=place))
         last = there
     end.args = (results,)
     module.graph.lint()
     module.recompile()
-    return tuple(found)
+    return tuple(gradients)
 
 
 def _is_widened(result: Any, source: FxNode, results: Sequence[Any]) -> bool:

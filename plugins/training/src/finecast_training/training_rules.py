@@ -131,13 +131,13 @@ def _gradients_of_biases(graph: Graph, formats: Mapping[int, Format]) -> Iterato
 
 def _sources(graph: Graph, node: Node) -> list[int]:
     """The values that ``node`` reads in its own format, before they were moved."""
-    found: list[int] = []
+    source_ids: list[int] = []
     for value in graph.following_inputs(node):
         source = value
         while source.producer is not None and moves(graph.nodes[source.producer]):
             (source,) = graph.following_inputs(graph.nodes[source.producer])
-        found.append(source.id)
-    return found
+        source_ids.append(source.id)
+    return source_ids
 
 
 def _sums_of_gradients(graph: Graph, formats: Mapping[int, Format]) -> set[int]:
@@ -150,8 +150,8 @@ def _sums_of_gradients(graph: Graph, formats: Mapping[int, Format]) -> set[int]:
         read_as[node.id] = {Format.FP32} if any(v.is_output for v in outputs) else set()
         for reader in (graph.nodes[n] for v in outputs for n in v.uses if n in formats):
             passes_on = moves(reader) or reader.id in sums
-            found = read_as[reader.id] if passes_on else {formats[reader.id]}
-            read_as[node.id] |= found
+            reader_formats = read_as[reader.id] if passes_on else {formats[reader.id]}
+            read_as[node.id] |= reader_formats
         if node.op == "add" and node.id in backward and read_as[node.id] == {Format.FP32}:
             sums.add(node.id)
     return sums

@@ -271,14 +271,14 @@ def explain(error: Exception) -> str:
 def registered_formats(op: str) -> frozenset[Format]:
     """Float formats of an op's kernels for CPUs; all if a kernel has no restriction."""
     attribute = precision_attribute(op)
-    found: set[Format] = set()
+    formats: set[Format] = set()
     for kernel in kernels.get_registered_kernels_for_op(op).kernel:
         if kernel.device_type != "CPU":
             continue
         stated = [c for c in kernel.constraint if c.name == attribute]
         named = [t for c in stated for t in c.allowed_values.list.type]
-        found |= {FLOATS[t] for t in named if t in FLOATS} if stated else set(DTYPES)
-    return frozenset(found)
+        formats |= {FLOATS[t] for t in named if t in FLOATS} if stated else set(DTYPES)
+    return frozenset(formats)
 
 
 def _config(profiling: bool, rewrite: str) -> Any:
@@ -371,7 +371,7 @@ def kernel_times(model: FrozenModel, runs: Sequence[Any]) -> list[KernelTime]:
     graph = [n for part in runs[0].partition_graphs for n in part.node]
     kinds = {n.name: n.op for n in graph}
     ops = attribute(steps, _kernels(graph, steps))
-    found = [
+    timings = [
         KernelTime(
             kernel=name,
             kind=kinds.get(name, ""),
@@ -382,7 +382,7 @@ def kernel_times(model: FrozenModel, runs: Sequence[Any]) -> list[KernelTime]:
         for name, series in times.items()
         if kinds.get(name) not in ("Const", "NoOp", "_Arg", "_Retval", None)
     ]
-    return sorted((k for k in found if k.time_s > 0), key=lambda k: -k.time_s)
+    return sorted((k for k in timings if k.time_s > 0), key=lambda k: -k.time_s)
 
 
 def kernel_formats(model: FrozenModel, config: Any) -> list[KernelFormats]:

@@ -251,10 +251,10 @@ def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel
 def _check_writes(function: Any, where: str) -> None:
     """Raise ModelError if a function changes variables, which makes them no constants."""
     nodes = every_node(function.graph.as_graph_def())
-    found = sorted({node.op for node in nodes if WRITES.fullmatch(node.op)})
-    if found:
+    writes = sorted({node.op for node in nodes if WRITES.fullmatch(node.op)})
+    if writes:
         raise ModelError(
-            f"the model changes its variables as it runs ({', '.join(found)})",
+            f"the model changes its variables as it runs ({', '.join(writes)})",
             where=where,
             fix="save a function whose outputs depend on its inputs alone; what draws random"
             " numbers with a fixed seed, or takes them as an input",
@@ -387,12 +387,12 @@ def without_slots(folder: Path, graph_file: str) -> Generator[Path]:
 
     The copy has links to the files of ``folder``, and lives as long as the context.
     """
-    found = _with_slots_cleared(folder / graph_file)
-    if found is None:
+    graph_bytes = _with_slots_cleared(folder / graph_file)
+    if graph_bytes is None:
         yield folder
         return
     with staging() as copy:
-        (copy / graph_file).write_bytes(found)
+        (copy / graph_file).write_bytes(graph_bytes)
         for entry in folder.resolve().iterdir():
             if entry.name != graph_file:
                 os.symlink(entry, copy / entry.name)

@@ -151,14 +151,14 @@ def with_nodes(
 
 def reachable(nodes: Mapping[str, NodeDef], ends: Iterable[str]) -> set[str]:
     """Names of the nodes that those called ``ends`` depend on, and ``ends`` themselves."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = list(ends)
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in names:
+            names.add(name)
             waiting += [base_name(read) for read in nodes[name].input]
-    return found
+    return names
 
 
 def base_name(reference: str) -> str:

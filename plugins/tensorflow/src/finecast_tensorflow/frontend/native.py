@@ -280,8 +280,8 @@ class TensorFlowNative(NativeModel):
 
     def adjust_attribute(self, node: int, what: Adjustment) -> None:
         """Multiply a float attribute, as an epsilon."""
-        found = self.nodes(self.graph.nodes[node].region)[self.binding.nodes[node]]
-        number = found.attr[what.attribute]
+        op = self.nodes(self.graph.nodes[node].region)[self.binding.nodes[node]]
+        number = op.attr[what.attribute]
         number.f = float(what.of(np.array(number.f, np.float32)))
 
     def adjust_constant(self, edit: AdjustOperand) -> None:
@@ -347,18 +347,18 @@ class TensorFlowNative(NativeModel):
         attributes["T" if loop else "Tin"].list.type.append(source["dtype"].type)
         if loop and attributes["output_shapes"].list.shape:
             attributes["output_shapes"].list.shape.add().CopyFrom(source["shape"].shape)
-        found: dict[int, At] = {}
+        arguments: dict[int, At] = {}
         for body in regions:
             if (body.parent, body.owner) != (own.parent, own.owner):
                 continue
             given = self.add_node(body.number, SWITCH, "Placeholder")
             given.attr["dtype"].CopyFrom(source["dtype"])
             given.attr["shape"].CopyFrom(source["shape"])
-            found[body.number] = At(body.number, f"{given.name}:0")
+            arguments[body.number] = At(body.number, f"{given.name}:0")
             self.sections[body.number].arguments.append(given.name)
             if loop and body.role == "body":
                 self.sections[body.number].results.append(f"{given.name}:0")
-        return found
+        return arguments
 
     def join(self, other: TensorFlowNative) -> None:
         """Copy the nodes of ``other``, each under a new name."""
@@ -426,20 +426,20 @@ class TensorFlowNative(NativeModel):
     def _functions(self) -> dict[str, Any]:
         """The bodies as functions by name, with the names that their ops refer to."""
         library = library_of(self.binding.model.graph)
-        found: dict[str, Any] = {}
+        functions: dict[str, Any] = {}
         for region in self.binding.regions[1:]:
             section = self.sections[region.number]
             ends = [*section.arguments, *(base_name(t) for t in section.results)]
             owner = self.nodes(region.parent)[region.owner]
             name = bodies(owner)[region.role]
-            found[name] = as_function(
+            functions[name] = as_function(
                 name,
                 section.kept(ends),
                 section.arguments,
                 list(zip(section.results, result_types(owner, region.role), strict=True)),
                 library,
             )
-        return found
+        return functions
 
     def _declared(self, port: SignaturePort) -> SignaturePort:
         fmt = self._ports.get(port.tensor)

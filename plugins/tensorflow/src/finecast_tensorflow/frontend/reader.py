@@ -80,8 +80,8 @@ def read(model: FrozenModel, digest: str = "") -> tuple[Graph, GraphBinding]:
 
 class _Reader:
     def __init__(self, model: FrozenModel) -> None:
-        found = regions(model)
-        self.binding = GraphBinding(model=model, regions=found)
+        graph_regions = regions(model)
+        self.binding = GraphBinding(model=model, regions=graph_regions)
         self.builder: GraphBuilder[Place] = GraphBuilder()
         self.tensors: list[Tensor] = []
         self.constants: dict[int, ConstantStats] = {}
@@ -90,7 +90,7 @@ class _Reader:
         self.ties: dict[Place, list[TypeTie]] = {}
         self.tied_inputs: set[InputPort] = set()
         self.tied_tensors: set[Place] = set()
-        for tie in ties(found):
+        for tie in ties(graph_regions):
             self.ties.setdefault(tie.after, []).append(tie)
             self.tied_inputs.update(tie.inputs)
             self.tied_tensors.update((*tie.inner, *tie.outer))
@@ -110,12 +110,12 @@ class _Reader:
 
     def _value(self, region: int, tensor: Tensor) -> int:
         """The value that a tensor is."""
-        found = self.builder.value((region, tensor.name))
-        if found == len(self.tensors):
+        value_id = self.builder.value((region, tensor.name))
+        if value_id == len(self.tensors):
             self.tensors.append(tensor)
             self.binding.values.append(tensor.name)
             self.binding.value_regions.append(region)
-        return found
+        return value_id
 
     def _op(self, region: GraphRegion, op: Operation) -> None:
         at = region.number

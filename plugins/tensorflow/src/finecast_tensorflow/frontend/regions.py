@@ -56,9 +56,11 @@ class GraphRegion:
 
 def regions(model: FrozenModel) -> list[GraphRegion]:
     """The regions of a model by number; bodies come after the region that their op is in."""
-    found: list[GraphRegion] = []
-    _add_region(found, GraphRegion(number=0, model=model, graph=imported_graph(model.graph)))
-    return found
+    graph_regions: list[GraphRegion] = []
+    _add_region(
+        graph_regions, GraphRegion(number=0, model=model, graph=imported_graph(model.graph))
+    )
+    return graph_regions
 
 
 def _add_region(found: list[GraphRegion], region: GraphRegion) -> None:
