@@ -654,28 +654,28 @@ class _Tuning:
         return self.trials.search(fastest, self._evaluate) or incumbent
 
     def _faster(
-        self, candidates: Sequence[Candidate], found: Candidate | None, fp32: float
+        self, candidates: Sequence[Candidate], incumbent: Candidate | None, fp32: float
     ) -> Candidate | None:
-        """The fastest of ``candidates`` that passes and beats ``found``; else ``found``."""
+        """The fastest of ``candidates`` that passes and beats ``incumbent``, or that one."""
         limit = (fp32, self._min_speedup)
-        if found is not None:
-            limit = (found.cost, self._least_gain)
-        return self._search(chain(candidates, *limit), found)
+        if incumbent is not None:
+            limit = (incumbent.cost, self._least_gain)
+        return self._search(chain(candidates, *limit), incumbent)
 
     def _adjusted(
-        self, candidates: Sequence[Candidate], found: Candidate | None
+        self, candidates: Sequence[Candidate], incumbent: Candidate | None
     ) -> list[Candidate]:
         """Candidates with adjusted operands, where faster plans with codes missed.
 
         What each kind of adjustment gains is measured on the most accurate plan that missed;
         where none gains more than noise, no plan is adjusted. The plans that are adjusted are
         those whose error then meets the criterion, and candidates near the allowed error, as
-        far as they are predicted to be faster than ``found``.
+        far as they are predicted to be faster than ``incumbent``.
         """
         analysis, adjustments = self.analysis, self.adjustments
         if any(c.plan.adjustments for c in candidates):
             return []
-        coded = [c for c in self.trials.missed(candidates, found) if c.plan.encodings]
+        coded = [c for c in self.trials.missed(candidates, incumbent) if c.plan.encodings]
         if not coded or analysis is None or not self.trials.may_go_on():
             return []
         nearest = min(coded, key=lambda c: c.error)
@@ -688,9 +688,9 @@ class _Tuning:
             return []
         before = allowed / share_left(gains)  # what a plan may have that is then adjusted
         least, most = _NEARLY**2 * allowed, _FAR**2 * before
-        cost = math.inf if found is None else found.cost / self._least_gain
+        cost = math.inf if incumbent is None else incumbent.cost / self._least_gain
         about = [c for c in candidates if c.plan.encodings and least < c.error <= most]
-        fresh, limit = near(self.examined.planner, analysis, before), self._limit(found)
+        fresh, limit = near(self.examined.planner, analysis, before), self._limit(incumbent)
         wanted = [
             *(p for p in fresh if p.time_s < limit),
             *(c.proposal for c in about if c.cost < cost),
@@ -710,7 +710,7 @@ class _Tuning:
         )
 
     def _over_hint(
-        self, candidates: Sequence[Candidate], found: Candidate | None
+        self, candidates: Sequence[Candidate], incumbent: Candidate | None
     ) -> list[Candidate]:
         """The codes of the plan found, and in all other ops what the engine's hint lowers.
 
@@ -720,7 +720,7 @@ class _Tuning:
         """
         missed = (c.error for c in self.trials.missed(candidates, None))
         least = min(missed, default=math.inf)
-        among = [found] if found and found.plan.encodings else candidates
+        among = [incumbent] if incumbent and incumbent.plan.encodings else candidates
         coded = [c for c in among if c.plan.encodings and c.error < least]
         if not coded or self.analysis is None or not self.trials.may_go_on():
             return []
@@ -815,27 +815,27 @@ class _Tuning:
         """
         return _MODELLED_GAIN if self.subject.target else SAME_TIME
 
-    def _limit(self, found: Candidate | None) -> float:
-        """The predicted cost below which a plan is faster than ``found``."""
-        if found is None or self.analysis is None:
+    def _limit(self, incumbent: Candidate | None) -> float:
+        """The predicted cost below which a plan is faster than ``incumbent``."""
+        if incumbent is None or self.analysis is None:
             return math.inf
-        cost = predicted_cost(self.examined.planner, self.analysis, found.plan)
+        cost = predicted_cost(self.examined.planner, self.analysis, incumbent.plan)
         return cost / self._least_gain
 
     def _refine(
-        self, chained: Sequence[Candidate], found: Candidate | None
+        self, chained: Sequence[Candidate], incumbent: Candidate | None
     ) -> list[Candidate]:
         """Candidates between the plan found and the next faster one, which misses.
 
         At first only some steps of the frontier are candidates. The steps between them are
         tried, too, where none of the first ones passes or the user's budget has room.
         """
-        tried = [c for c in chained if found is None or c.error > found.error]
+        tried = [c for c in chained if incumbent is None or c.error > incumbent.error]
         if not tried or self.analysis is None or not self.trials.may_go_on():
             return []
-        if found is not None and not self._goal.goes_on:
+        if incumbent is not None and not self._goal.goes_on:
             return []
-        errors = (0.0 if found is None else found.error, tried[-1].error)
+        errors = (0.0 if incumbent is None else incumbent.error, tried[-1].error)
         proposals = between(self.examined.planner, self.analysis, errors, most=_MORE_STEPS)
         return self._rank(proposals)[0] if proposals else []
 
@@ -873,12 +873,12 @@ class _Tuning:
             incumbent, at = passed, passed or self.trials.nearest(faster) or at
         return made, incumbent
 
-    def _singles(self, at: Candidate | None, found: Candidate | None) -> list[Proposal]:
+    def _singles(self, at: Candidate | None, incumbent: Candidate | None) -> list[Proposal]:
         planner, analysis = self.examined.planner, self.analysis
         if analysis is None or at is None:
             return []
-        if found is not None:
-            return lowered_by_one(planner, analysis, found.plan)
+        if incumbent is not None:
+            return lowered_by_one(planner, analysis, incumbent.plan)
         alone = planner.highest()
         return [
             *raised_by_one(planner, analysis, at.plan),
@@ -1126,19 +1126,19 @@ class _Tuning:
         self.candidates += candidates
         return candidates, self.fp32
 
-    def _time(self, found: Measurements) -> None:
+    def _time(self, measurements: Measurements) -> None:
         """Give predicted candidates the costs of a race; scale those that were not in it."""
         assert self.fp32 is not None
-        fp32 = found.costs.latency_s(ANCHOR)
+        fp32 = measurements.costs.latency_s(ANCHOR)
         scale = fp32 / self.fp32
         self.candidates = [
             replace(
                 c,
-                cost=fp32 * found.costs.slowdown(c.plan.digest).median,
-                latency_s=found.times.latency_s(c.plan.digest),
+                cost=fp32 * measurements.costs.slowdown(c.plan.digest).median,
+                latency_s=measurements.times.latency_s(c.plan.digest),
                 timed=True,
             )
-            if c.plan.digest in found.costs.names
+            if c.plan.digest in measurements.costs.names
             else replace(c, cost=scale * c.cost)
             for c in self.candidates
         ]
