@@ -28,11 +28,14 @@ from torch.export import ExportedProgram
 
 from finecast import api
 from finecast.data.criterion import Criterion
+from finecast.data.deviation import LIMIT, deviation
 from finecast.data.response import nan_outputs
+from finecast.engines.base import Array
 from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.rates import wait_for
 from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.frontends.torch.converted import ConvertedModule
+from finecast.frontends.torch.runnable import RunnableModule
 from finecast.keywords import ConvertModuleKeywords, TuneModuleKeywords
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.measure.timing import Latency
@@ -191,12 +194,40 @@ def convert(
     done = api.convert(model, policy=policy, verify=False, **more)
     engine = model.runners(None)[0]
     assert isinstance(engine, TorchEngine)
-    fp32 = nan_outputs(model.reference().run(model.examples), "the example inputs")
-    for text in (*fp32, *done.warnings, *slow_formats(done.plan, engine)):
+    result: ConvertedModule = done.model
+    wanted = model.reference().run(model.examples)
+    low = engine.load(RunnableModule(module=result, program=model.file.program))
+    on_examples = (
+        *nan_outputs(wanted, "the example inputs"),
+        *_spoilt_outputs(low.run(model.examples), wanted),
+    )
+    for text in (*on_examples, *done.warnings, *slow_formats(done.plan, engine)):
         if not text.startswith(NOTHING_CONVERTED):  # the plan at hand says that, with reasons
             warnings.warn(text, stacklevel=2)
-    result: ConvertedModule = done.model
     return result
+
+
+def _spoilt_outputs(
+    outputs: Mapping[str, Array], wanted: Mapping[str, Array]
+) -> Iterator[str]:
+    """A warning for each output of which a conversion leaves no digit right.
+
+    ``finecast.convert`` refuses such a module and names the op. Here the user gets what was
+    asked for: ``torch.autocast`` says nothing, either, of values that a format does not hold.
+    """
+    for name, reference in wanted.items():
+        difference = deviation(outputs[name], reference)
+        if difference.nonfinite:
+            what = "has NaN or Inf where fp32 has none"
+        elif reference.dtype.kind == "f" and difference.relative >= LIMIT:
+            what = f"has a relative error of {difference.relative:.3g}"
+        else:
+            continue
+        yield (
+            f"output {name!r} of the converted module {what}, on the example inputs:"
+            " finecast.convert names the op to keep in fp32, and finecast.torch.tune takes"
+            " only what keeps a metric"
+        )
 
 
 # --------------------- ``profile``: time per call and the peak of the memory that tensors take
