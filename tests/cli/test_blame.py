@@ -54,6 +54,15 @@ def test_the_culprit_is_named_with_what_to_do(
     assert told.json["restored"] <= told.json["limit"] < told.json["value"]
 
 
+def test_the_emulator_of_a_device_runs_the_joined_model(
+    finecast: Finecast, net: Path, wrong: Path, data: Path
+) -> None:
+    """The joined model's switch was taken for the emulator's own, and not fed."""
+    done = finecast("blame", net, wrong, "--data", data, "--engine", "emulator:trn1")
+    assert done.code == ExitCode.NOT_IMPROVED, done.err
+    assert "to keep fp32: --exclude '^product$'" in done.out
+
+
 def test_a_right_model_ends_with_0(
     finecast: Finecast, net: Path, low: Path, data: Path
 ) -> None:

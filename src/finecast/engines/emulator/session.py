@@ -283,7 +283,9 @@ class EmulatorSession(EmulatedSession):
         if self._emulated is None or not fits:
             self._emulated = self._built()
             self._session = exact_session(self._emulated.model)
-            fed = {SWITCH, OFFSET, *(w.name for w in self._emulated.weights)}
+            # A joined model has a switch of its own, which its caller feeds.
+            own = {SWITCH} if self._emulated.conditions else set[str]()
+            fed = {OFFSET, *own, *(w.name for w in self._emulated.weights)}
             self.inputs = [spec for spec in self._session.inputs if spec.name not in fed]
             self.outputs = self._session.outputs
         self._own = self._emulated.feeds(setting)
