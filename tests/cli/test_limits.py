@@ -93,7 +93,7 @@ def test_a_file_that_was_written_before_a_failure_is_named(
     def fails(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("finecast.native.conversion._slow", fails)
+    monkeypatch.setattr("finecast.native.conversion.speed_of", fails)
     output = tmp_path / "written.onnx"
     verb = ["convert", str(net), "-o", str(output), "--op", "MatMul=bf16"]
     assert main([*verb, "--auto-cast", "all", "--auto-cast-type", "bf16"]) == ExitCode.MEMORY
