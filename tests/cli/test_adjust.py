@@ -48,8 +48,8 @@ def test_channels_are_told_and_applied_again(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     skip_without_int8()
-    net = rescaled.written(tmp_path / "net.onnx", "smooth")
-    np.savez(tmp_path / "x.npz", x=rescaled.DATA["smooth"])
+    net = rescaled.written(tmp_path / "net.onnx", "norms")
+    np.savez(tmp_path / "x.npz", x=rescaled.DATA["norms"])
     out, again, plan = (net.with_name(n) for n in ("low.onnx", "again.onnx", "plan.json"))
     asked = [*INT8, "--data", tmp_path / "x.npz", "--adjust", "smooth", "--plan-out", plan]
     told = finecast("convert", net, "-o", out, *asked).out
@@ -66,6 +66,7 @@ def test_channels_are_told_and_applied_again(
     [
         (["--auto-cast-type", "bf16", "--adjust", "bias"], "--auto-cast-type int8"),
         (["--auto-cast-type", "int8", "--adjust", "biass"], "did you mean bias"),
+        (["--auto-cast-type", "int8", "--adjust", "equalise"], "range, smooth, bias, none"),
         (["--auto-cast-type", "int8", "--adjust", "bias,none"], "name each once"),
         (["--auto-cast-type", "int8", "--adjust", "bias,bias"], "name each once"),
     ],

@@ -20,7 +20,8 @@ from tests.native import test_adjusting as biased
 from tests.native import test_rescaled_channels as rescaled
 
 DATA = {**rescaled.DATA, "bias": biased.X}
-NAME = {"equalise": "equalisation", "smooth": "smoothing", "bias": "bias correction"}
+ADJUST = {"convolutions": "smooth", "norms": "smooth", "bias": "bias"}
+NAME = {"smooth": "smoothing", "bias": "bias correction"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,7 +29,7 @@ def _integers() -> None:
     skip_without_int8()
 
 
-@pytest.fixture(params=["equalise", "smooth", "bias"])
+@pytest.fixture(params=["convolutions", "norms", "bias"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -71,20 +72,24 @@ def weights(path: Path) -> dict[str, NDArray[np.float32]]:
 def test_they_gain_what_they_gain_in_onnx(net: Path, kind: str) -> None:
     out, data = net.with_name("low.xml"), {"x": DATA[kind]}
     wanted = api.convert(
-        net.with_suffix(".onnx"), None, f"all:int8+{kind}", data=data, engine="openvino"
+        net.with_suffix(".onnx"),
+        None,
+        f"all:int8+{ADJUST[kind]}",
+        data=data,
+        engine="openvino",
     )
-    done = api.convert(net, out, f"all:int8+{kind}", data=data)
+    done = api.convert(net, out, f"all:int8+{ADJUST[kind]}", data=data)
     (gain,), (other,) = done.gains, wanted.gains
     assert gain.operands == other.operands
     assert gain.error_with == pytest.approx(other.error_with, rel=0.05)
     assert gain.error_without == pytest.approx(other.error_without, rel=0.05)
     assert off(out, net, kind) == pytest.approx(gain.error_with, rel=0.2)
-    assert NAME[kind] in {r.rule for r in done.plan.reasons}
+    assert NAME[ADJUST[kind]] in {r.rule for r in done.plan.reasons}
 
 
 def test_in_fp32_no_bit_changes_but_by_biases(net: Path, kind: str) -> None:
     """All ops of the adjusted plan in fp32 again: its operands alone are left."""
-    plan = api.convert(net, None, f"all:int8+{kind}", data={"x": DATA[kind]}).plan
+    plan = api.convert(net, None, f"all:int8+{ADJUST[kind]}", data={"x": DATA[kind]}).plan
     assert plan.adjustments
     file = frontend.load(net)
     bare = Plan(
@@ -100,7 +105,7 @@ def test_in_fp32_no_bit_changes_but_by_biases(net: Path, kind: str) -> None:
 
 def test_a_plan_replays_to_the_same_model(net: Path, kind: str) -> None:
     out, again, data = net.with_name("low.xml"), net.with_name("again.xml"), {"x": DATA[kind]}
-    plan = api.convert(net, out, f"all:int8,bf16+{kind}", data=data).plan
+    plan = api.convert(net, out, f"all:int8,bf16+{ADJUST[kind]}", data=data).plan
     assert plan.adjustments
     api.apply(Plan.from_json(plan.to_json()), net, again, data=data)
     np.testing.assert_array_equal(run(again, kind), run(out, kind))
@@ -109,14 +114,14 @@ def test_a_plan_replays_to_the_same_model(net: Path, kind: str) -> None:
 def test_constants_compressed_to_fp16(net: Path, kind: str) -> None:
     half, out = net.with_name("half.xml"), net.with_name("low.xml")
     openvino.save_model(openvino.Core().read_model(net), half, compress_to_fp16=True)
-    done = api.convert(half, out, f"all:int8+{kind}", data={"x": DATA[kind]})
+    done = api.convert(half, out, f"all:int8+{ADJUST[kind]}", data={"x": DATA[kind]})
     assert done.plan.adjustments
 
 
 def test_weights_alone_have_no_channels_to_rescale(net: Path, kind: str) -> None:
     if kind == "bias":
         pytest.skip("that is another adjustment")
-    done = api.convert(net, None, f"all:int8_weights+{kind}", data={"x": DATA[kind]})
+    done = api.convert(net, None, f"all:int8_weights+{ADJUST[kind]}", data={"x": DATA[kind]})
     assert not done.plan.adjustments
     assert any("no product in int8 has an operand" in note for note in done.warnings)
 
@@ -127,7 +132,7 @@ def test_tune_tries_them_where_a_faster_plan_misses(
 ) -> None:
     monkeypatch.setattr(EngineSubject, "times", biased.stated_times)
     data = {"x": DATA[kind]}
-    (gain,) = api.convert(net, None, f"all:int8+{kind}", data=data).gains
+    (gain,) = api.convert(net, None, f"all:int8+{ADJUST[kind]}", data=data).gains
     exact = run(net, kind)
 
     def evaluate(predict: Run) -> float:

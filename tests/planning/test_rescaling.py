@@ -1,4 +1,4 @@
-"""Rescaling by powers of two, and the factors of equalisation and smoothing."""
+"""Rescaling by powers of two, and the factors of smoothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.planning.rescaling import equalised, rescaling, smoothable, smoothed
+from finecast.planning.rescaling import rescaling, smoothable, smoothed
 from finecast.planning.scalable import sites
 from finecast.rules.base import Reason
 from finecast.rules.facts import ChannelFacts
@@ -52,26 +52,6 @@ def test_channels_that_would_not_come_back_stay() -> None:
     first = sites(graph)[0]
     factors = np.array([1, 1, 4, 4, 1, 1, 1, 1.0])
     assert rescaling(graph, first, factors, WHY).exponents.tolist() == [0, 0, 0, 2] + [0] * 4
-
-
-def test_equalised_channels_have_weights_of_one_size_where_they_are_made_and_read() -> None:
-    """In three products in a row each size becomes the cube root of the product of all."""
-    powers = np.array([-2, -1, 0, 0, 0, 0, 1, 3])
-    sizes = np.exp2(3.0 * powers)[:, None, None, None]
-    ones = {n: np.ones(s, np.float32) for n, s in SHAPES.items()}
-    w = np.broadcast_to(sizes, SHAPES["w"]).astype(np.float32)
-    graph = nets.prepared(CHAIN, ones | {"w": w}).graph
-    found = equalised(graph)
-    assert [graph.nodes[r.site.maker or 0].name for r in found] == ["a", "d"]
-    first, second = (r.exponents for r in found)
-    assert first.tolist() == (2 * powers).tolist()
-    assert second.tolist() == powers.tolist()
-
-
-def test_equal_channels_need_no_equalisation() -> None:
-    ones = {n: np.ones(s, np.float32) for n, s in SHAPES.items()}
-    graph = nets.prepared(CHAIN, ones).graph
-    assert not any(r.exponents.any() for r in equalised(graph))
 
 
 def facts(array: NDArray[np.float64]) -> ChannelFacts:

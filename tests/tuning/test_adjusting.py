@@ -23,7 +23,7 @@ from finecast.tuning.measuring import Measuring
 from finecast.tuning.search import Adjustments, Candidate
 
 PLAN = Plan(model="m", policy="auto:int8", opset=17, decisions=())
-EQUALISE, SMOOTH, BIAS = KINDS = (Adjust.EQUALISE, Adjust.SMOOTH, Adjust.BIAS)
+SMOOTH, BIAS = KINDS = (Adjust.SMOOTH, Adjust.BIAS)
 
 
 class Adjusted(Examined):
@@ -58,16 +58,16 @@ def error(shares: Mapping[Adjust, float], plan: Plan) -> float:
 @pytest.mark.parametrize(
     ("shares", "lacking", "tried", "stay"),
     [
-        ((0.5, 0.5, 0.5), (), (EQUALISE, SMOOTH, BIAS), (EQUALISE, SMOOTH, BIAS)),
-        ((0.99, 0.5, 0.5), (), (EQUALISE, SMOOTH, BIAS), (SMOOTH, BIAS)),
-        ((1.5, 1.0, 0.9), (SMOOTH,), (EQUALISE, BIAS), (BIAS,)),
-        ((0.5, 1.0, 0.9), (SMOOTH,), (EQUALISE, BIAS), (EQUALISE, BIAS)),
-        ((1.5, 1.5, float("inf")), (), (EQUALISE, SMOOTH, BIAS), ()),
-        ((0.5, 0.5, 0.5), (EQUALISE, SMOOTH, BIAS), (), ()),
+        ((0.5, 0.5), (), (SMOOTH, BIAS), (SMOOTH, BIAS)),
+        ((0.99, 0.5), (), (SMOOTH, BIAS), (BIAS,)),
+        ((0.5, 0.99), (), (SMOOTH, BIAS), (SMOOTH,)),
+        ((1.0, 0.9), (SMOOTH,), (BIAS,), (BIAS,)),
+        ((1.5, float("inf")), (), (SMOOTH, BIAS), ()),
+        ((0.5, 0.5), (SMOOTH, BIAS), (), ()),
     ],
 )
 def test_each_is_tried_beside_those_that_gain(
-    shares: tuple[float, float, float],
+    shares: tuple[float, float],
     lacking: tuple[Adjust, ...],
     tried: tuple[Adjust, ...],
     stay: tuple[Adjust, ...],
@@ -149,7 +149,7 @@ def measuring(subject: Any) -> Measuring:
 
 
 def test_each_gain_of_a_plan_that_was_made_is_told_beside_those_before() -> None:
-    subject: Any = ToySubject(dict(zip(KINDS, (0.5, 0.25, 0.8), strict=True)))
+    subject: Any = ToySubject(dict(zip(KINDS, (0.25, 0.8), strict=True)))
     adjustments = Adjustments(measuring=measuring(subject), examined=Adjusted(), kinds=KINDS)
     found = adjustments.measure(PLAN)
     wanted = Candidate(
@@ -162,10 +162,10 @@ def test_each_gain_of_a_plan_that_was_made_is_told_beside_those_before() -> None
         predicted_cost=1.0,
     )
     (made,) = adjustments.proposals([wanted.proposal], found)
-    assert (made.name, made.time_s) == ("lowest, adjusted by equalise, smooth, bias", 1.0)
-    assert made.error == pytest.approx(0.01 * 0.1**2, rel=1e-5)
+    assert (made.name, made.time_s) == ("lowest, adjusted by smooth, bias", 1.0)
+    assert made.error == pytest.approx(0.01 * 0.2**2, rel=1e-5)
     assert adjustments.gained(made.plan) == found
-    assert [g.error_with for g in found] == pytest.approx([0.05, 0.0125, 0.01], rel=1e-4)
+    assert [g.error_with for g in found] == pytest.approx([0.025, 0.02], rel=1e-4)
     assert adjustments.gained(PLAN) == ()
 
 
@@ -175,7 +175,7 @@ def test_a_plan_that_does_not_run_has_no_error_that_gains() -> None:
 
 
 def test_an_error_is_measured_once() -> None:
-    subject: Any = ToySubject(dict(zip(KINDS, (0.5, 0.25, 0.8), strict=True)))
+    subject: Any = ToySubject(dict(zip(KINDS, (0.25, 0.8), strict=True)))
     adjustments = Adjustments(measuring=measuring(subject), examined=Adjusted(), kinds=KINDS)
     (made,) = adjustments.proposals(
         [Proposal(name="lowest", plan=PLAN, time_s=1.0, error=0.01)], adjustments.measure(PLAN)

@@ -22,7 +22,6 @@ from finecast.planning.planner import Planner
 from finecast.planning.range_scaling import range_scalings, scaled_facts
 from finecast.planning.rescaling import (
     Rescaling,
-    equalised,
     re_encoded,
     reasons,
     smoothable,
@@ -36,22 +35,19 @@ Batches = Callable[[], Iterable[Feeds]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rescaled:
-    """A model with rescaled channels, and facts of its values.
-
-    ``steps`` are the lists of rescalings, in order, each with the model that it was made for.
-    """
+class _Smoothed:
+    """A model after ``rescalings`` of channels of the one before, and facts of its values."""
 
     model: PreparedModel
     facts: Mapping[int, ValueFacts]
-    steps: tuple[tuple[PreparedModel, Sequence[Rescaling]], ...] = ()
+    rescalings: Sequence[Rescaling] = ()
 
 
 @dataclass(slots=True, kw_only=True)
 class Adjuster:
     """Adjusts plans of one model, made by ``planner``, by runs on ``batches``.
 
-    Rescaled models are kept for all plans: channels are rescaled for every product that may
+    The smoothed model is kept for all plans: channels are rescaled for every product that may
     be on codes. Adjusted plans are kept, too: a search measures one, and tells of it later.
     """
 
@@ -59,7 +55,7 @@ class Adjuster:
     facts: Mapping[int, ValueFacts]
     planner: Planner
     batches: Batches
-    _found: dict[tuple[Adjust, ...], _Rescaled] = field(init=False, default_factory=dict)
+    _smooth: _Smoothed | None = field(init=False, default=None)
     _plans: dict[tuple[str, tuple[Adjust, ...]], Plan] = field(
         init=False, default_factory=dict
     )
@@ -79,12 +75,11 @@ class Adjuster:
         return self._plans[key]
 
     def _adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
-        scaling = tuple(k for k in kinds if k in (Adjust.EQUALISE, Adjust.SMOOTH))
-        rescaled = self._rescaled(self.model, scaling)
-        plan = self._planned(plan, rescaled)
-        if Adjust.BIAS in kinds:
-            plan = _corrected(rescaled.model, plan, self.batches())
-        return plan
+        model = self.model
+        if Adjust.SMOOTH in kinds:
+            self._smooth = self._smooth or self._smoothed()
+            model, plan = self._smooth.model, self._rescaled(plan, self._smooth)
+        return _corrected(model, plan, self.batches()) if Adjust.BIAS in kinds else plan
 
     @property
     def _codes(self) -> Format | None:
@@ -96,62 +91,46 @@ class Adjuster:
         )
         return next(iter(found), None)
 
-    def _rescaled(self, model: PreparedModel, kinds: tuple[Adjust, ...]) -> _Rescaled:
-        """``model`` after these kinds of rescaling; cached."""
-        if not kinds:
-            return _Rescaled(model=model, facts=self.facts)
-        if kinds not in self._found:
-            before = self._rescaled(model, kinds[:-1])
-            self._found[kinds] = self._rescale(before, kinds[-1])
-        return self._found[kinds]
-
-    def _rescale(self, before: _Rescaled, kind: Adjust) -> _Rescaled:
-        """``before`` after one more kind of rescaling; itself if nothing is rescaled."""
-        model, graph, fmt = before.model, before.model.graph, self._codes
+    def _smoothed(self) -> _Smoothed:
+        """The model with channels rescaled by their values; itself if none is."""
+        model, graph, fmt = self.model, self.model.graph, self._codes
         permissions, own = self.planner.permissions, self.planner.graph
         may = {own.nodes[i].name for i, p in permissions.items() if fmt in p.formats}
         coded = {n.id for n in graph.nodes if n.name in may}
+        unchanged = _Smoothed(model=model, facts=self.facts)
         if fmt is None or not coded:
-            return before
-        if kind is Adjust.EQUALISE:
-            found = [
-                r for r in equalised(graph) if any(one.node in coded for one in r.site.readers)
-            ]
-        else:
-            sites = smoothable(graph, coded)
-            axes = {r.value: r.axis for s in sites for r in s.readers}
-            seen = observe_channels(model, axes, before.facts, self.batches)
-            found = smoothed(graph, sites, seen, fmt)
-        found = [r for r in found if r.exponents.any()]
-        if not found:
-            return before
-        made = model.adjusted([a for r in found for a in r.adjustments(graph, coded)])
-        names = {v.name: before.facts[v.id] for v in graph.values if v.id in before.facts}
-        changed = _changed(made.graph, graph, found)
+            return unchanged
+        sites = smoothable(graph, coded)
+        axes = {r.value: r.axis for s in sites for r in s.readers}
+        seen = observe_channels(model, axes, self.facts, self.batches)
+        rescalings = [r for r in smoothed(graph, sites, seen, fmt) if r.exponents.any()]
+        if not rescalings:
+            return unchanged
+        after = model.adjusted([a for r in rescalings for a in r.adjustments(graph, coded)])
+        names = {v.name: self.facts[v.id] for v in graph.values if v.id in self.facts}
+        changed = _changed(after.graph, graph, rescalings)
         same = {
             v.id: names[v.name]
-            for v in made.graph.values
+            for v in after.graph.values
             if v.name in names and v.id not in changed
         }
-        facts = same | observe(made, self.batches, only=changed)
-        return _Rescaled(model=made, facts=facts, steps=(*before.steps, (model, found)))
+        facts = same | observe(after, self.batches, only=changed)
+        return _Smoothed(model=after, facts=facts, rescalings=rescalings)
 
-    def _planned(self, plan: Plan, rescaled: _Rescaled) -> Plan:
-        """``plan`` with the adjustments of ``rescaled``, and encodings by its facts."""
+    def _rescaled(self, plan: Plan, after: _Smoothed) -> Plan:
+        """``plan`` with the rescalings of ``after``, and encodings by its facts."""
         coded = {n for n, f in plan.formats.items() if f.needs_ranges or f.group_sizes}
-        if not coded or not rescaled.steps:
+        if not coded or not after.rescalings:
             return plan
         results = {f for f in plan.formats.values() if codes_results(self.planner.engine, f)}
-        graph, calibration = rescaled.model.graph, self.planner.policy.calibration
+        calibration, graph = self.planner.policy.calibration, self.model.graph
         try:
-            made = re_encoded(plan, graph, rescaled.facts, calibration, results)
+            encoded = re_encoded(plan, after.model.graph, after.facts, calibration, results)
         except ValueError:  # an operand has no scale there
             return plan
-        for model, found in rescaled.steps:
-            ids = {n.id for n in model.graph.nodes if n.name in coded}
-            changes = (a for r in found for a in r.adjustments(model.graph, ids))
-            made = made.adjusted(changes, reasons(model.graph, found, ids))
-        return made
+        ids = {n.id for n in graph.nodes if n.name in coded}
+        changes = [a for r in after.rescalings for a in r.adjustments(graph, ids)]
+        return encoded.adjusted(changes, reasons(graph, after.rescalings, ids))
 
 
 def _changed(made: Graph, before: Graph, found: Sequence[Rescaling]) -> set[int]:

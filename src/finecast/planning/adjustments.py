@@ -4,8 +4,7 @@ Laws: an adjustment multiplies each channel of an operand, or the whole operand,
 two, then adds a number to it, and changes nothing else. The operand is a constant, a value, or
 an attribute such as a norm's epsilon. A constant that other ops read, too, is copied for the
 op; in front of an op that reads a value a multiplication is inserted. The plan stores the
-exponents and the added numbers, not the constant. Undoing the conversion restores constants
-and attributes bit for bit.
+exponents and the added numbers, not the constant.
 """
 
 from __future__ import annotations
@@ -85,11 +84,6 @@ class Adjustment:
     def of_whole(self) -> bool:
         """Whether it multiplies all of its operand by one power of two."""
         return self.axis == WHOLE
-
-    @property
-    def undone(self) -> Adjustment:
-        """What restores an operand that was multiplied."""
-        return replace(self, exponents=tuple(-e for e in self.exponents))
 
     def fits(self, shape: Sequence[Dim]) -> bool:
         """Whether an operand of this shape has as many channels along the axis."""

@@ -76,7 +76,6 @@ class Adjust(Enum):
     """
 
     RANGE = "range"
-    EQUALISE = "equalise"
     SMOOTH = "smooth"
     BIAS = "bias"
 
@@ -88,7 +87,7 @@ class Adjust(Enum):
             UsageError: If a name is unknown or given twice.
         """
         known: dict[str, Adjust | None] = {a.value: a for a in cls}
-        known |= {"equalize": cls.EQUALISE, "none": None}
+        known |= {"none": None}
         given = names.split(between)
         found = [look_up(n, known, what="adjustment", where="--adjust") for n in given]
         named = tuple(a for a in cls if a in found)
@@ -192,10 +191,9 @@ class Policy:
     adjust: tuple[Adjust, ...] | None = Option(
         help="How to adjust operands, kept if that lowers the error on --data. For fp16: range"
         " (scale values that leave its range by powers of two), made unless this leaves it"
-        " out. For int8 products: equalise (scale channels so that their weights are of one"
-        " size), smooth (scale them by their values), bias (subtract mean errors from biases);"
-        " convert makes these only if asked, tune tries them where a faster plan loses too"
-        " much accuracy. Several: smooth,bias. For no adjustment: none.",
+        " out. For int8 products: smooth (scale channels by their values), bias (subtract mean"
+        " errors from biases); convert makes these only if asked, tune tries them where a"
+        " faster plan loses too much accuracy. Several: smooth,bias. For no adjustment: none.",
         metavar="WHAT",
         convert=lambda given: Adjust.parse(given) if isinstance(given, str) else given,
     ).field(None)
