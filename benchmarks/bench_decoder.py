@@ -53,12 +53,11 @@ _ONE_THREAD: Final = {"INFERENCE_NUM_THREADS": 1}
 _POLICIES: Final = {
     "openvino": (
         *("all:int8_weights", "all:int8_dynamic", "all:int4_dynamic"),
-        *("all:int4_weights@gptq", "all:int4_dynamic@gptq", "all:int4_dynamic@gptq+smooth"),
+        *("all:int4_weights@gptq", "all:int4_dynamic@gptq"),
     ),
     "onnxruntime": (
         *("all:int8_dynamic", "all:int4_dynamic", "all:int4_dynamic_128"),
         *("all:int4_weights@gptq", "all:int4_dynamic@gptq", "all:int4_dynamic_128@gptq"),
-        *("all:int4_dynamic@gptq+smooth", "all:int4_dynamic_128@gptq+smooth"),
     ),
 }
 _MIXED: Final = {

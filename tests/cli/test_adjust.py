@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from finecast.errors import ExitCode
 from finecast.planning.biases import RULE
 from tests.cli.conftest import Answer
 from tests.kernels import skip_without_int8
-from tests.native import test_rescaled_channels as rescaled
 from tests.native.test_adjusting import BIASES, X, written
 
 Finecast = Callable[..., Answer]
@@ -43,30 +41,12 @@ def test_it_is_told_and_explained(finecast: Finecast, files: tuple[Path, Path]) 
         assert RULE in {verdict["rule"] for verdict in said["verdicts"]}
 
 
-def test_channels_are_told_and_applied_again(
-    finecast: Finecast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    skip_without_int8()
-    net = rescaled.written(tmp_path / "net.onnx", "norms")
-    np.savez(tmp_path / "x.npz", x=rescaled.DATA["norms"])
-    out, again, plan = (net.with_name(n) for n in ("low.onnx", "again.onnx", "plan.json"))
-    asked = [*INT8, "--data", tmp_path / "x.npz", "--adjust", "smooth", "--plan-out", plan]
-    told = finecast("convert", net, "-o", out, *asked).out
-    assert re.search(r"smooth: \d+ operands, relative output error", told)
-    for node in ("own", "up", "first", "second"):
-        said = finecast("explain", net, node, "--plan", plan).out
-        assert re.search("smoothing.*are scaled so that", said)
-    finecast("apply", plan, net, "-o", again, "--data", tmp_path / "x.npz")
-    assert out.read_bytes() == again.read_bytes()
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--auto-cast-type", "bf16", "--adjust", "bias"], "--auto-cast-type int8"),
         (["--auto-cast-type", "int8", "--adjust", "biass"], "did you mean bias"),
-        (["--auto-cast-type", "int8", "--adjust", "equalise"], "range, smooth, bias, none"),
+        (["--auto-cast-type", "int8", "--adjust", "equalise"], "range, bias, none"),
         (["--auto-cast-type", "int8", "--adjust", "bias,none"], "name each once"),
         (["--auto-cast-type", "int8", "--adjust", "bias,bias"], "name each once"),
     ],

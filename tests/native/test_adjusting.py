@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import openvino as openvino_library
 import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
@@ -15,9 +16,11 @@ from onnx import numpy_helper, parser
 from finecast import api
 from finecast.data.workload import Run, Workload
 from finecast.engines.openvino import OpenVinoEngine
+from finecast.errors import UsageError
 from finecast.measure.racing import Effort, Race
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.subject import Built
+from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.rules.policy import Adjust, Policy
 from tests.kernels import skip_without_int8
@@ -106,6 +109,44 @@ def test_a_plan_replays_to_the_same_model(net: Path, openvino: OpenVinoEngine) -
     assert out.read_bytes() == again.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("suffix", "convolution", "bias", "rows"),
+    [
+        (".onnx", "{}", ("stem", 2, -1), -2),
+        (".xml", "{}/WithoutBiases", ("stem", 1, -3), -1),
+    ],
+)
+def test_channels_that_an_old_plan_scales_change_no_bit(
+    net: Path, suffix: str, convolution: str, bias: tuple[str, int, int], rows: int
+) -> None:
+    """finecast chose such powers of two by weights and values; its plans still apply."""
+    if suffix == ".xml":
+        model = openvino_library.convert_model(net)
+        openvino_library.save_model(model, net.with_suffix(suffix), compress_to_fp16=False)
+    source, out = net.with_suffix(suffix), net.with_name(f"scaled{suffix}")
+    draw = np.random.default_rng(2)
+
+    def scaled(node: str, port: int, axis: int, exponents: NDArray[np.int64]) -> Adjustment:
+        numbers = tuple(int(e) for e in exponents)
+        return Adjustment(node=node, port=port, axis=axis, exponents=numbers)
+
+    channels, values = draw.integers(-6, 7, 16), draw.integers(-6, 7, 2304)
+    plain = api.convert(source, None, "none", data=DATA).plan
+    plan = replace(
+        plain,
+        adjustments=(
+            scaled(convolution.format("stem"), 1, -4, -channels),
+            scaled(*bias, -channels),
+            scaled(convolution.format("one"), 1, -3, channels),
+            scaled("head", 0, -1, -values),
+            scaled("head", 1, rows, values),
+        ),
+    )
+    api.apply(Plan.from_json(plan.to_json()), source, out)
+    assert out.read_bytes() != source.read_bytes()
+    np.testing.assert_array_equal(run(out), run(source))
+
+
 def test_what_has_no_bias_of_its_own_is_said(tmp_path: Path, openvino: OpenVinoEngine) -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]>
     net (float[n, 64] x) => (float[n, 8] y) { [one] y = MatMul (x, w) }"""
@@ -164,3 +205,16 @@ def test_tune_tries_it_where_a_faster_plan_misses(
         assert not all(t.passed for t in outcome.trials)
     else:
         assert outcome.gains == ()
+
+
+def test_a_device_that_is_not_here_refuses_it_in_tune(net: Path) -> None:
+    with pytest.raises(
+        UsageError, match="in models of ONNX and OpenVINO alone, as engines run them"
+    ):
+        api.tune(
+            net,
+            data=DATA,
+            evaluate=lambda run: float(sum(y.sum() for y in run(DATA).values())),
+            policy="auto:int8+bias",
+            target="inf1",
+        )

@@ -112,7 +112,7 @@ def test_what_is_no_assignment(text: str) -> None:
     [
         "Policy('auto')",
         "Policy('auto@mse')",
-        "Policy('all:int8,bf16@mse+smooth')",
+        "Policy('all:int8,bf16@mse+bias')",
         "Policy('auto:bf16,fp16', keep={'Softmax': 'fp32'}, exclude=['h.*'], by_hint=True)",
         "Policy('matmult:fp16', io={'x': 'fp16'}, io_low=True, keep_ops=True)",
     ],

@@ -312,7 +312,7 @@ def test_what_is_measured_is_left_to_tune(
 
 def test_adjusted_operands_are_refused(net: tuple[nn.Module, torch.Tensor]) -> None:
     with pytest.raises(UsageError, match="in models of ONNX and OpenVINO alone"):
-        ft.convert(net[0], (net[1],), "matmult:int8+smooth+bias")
+        ft.convert(net[0], (net[1],), "matmult:int8+bias")
 
 
 # What runs in a process that oneDNN holds to some instructions.

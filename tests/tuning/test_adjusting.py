@@ -1,9 +1,10 @@
-"""Which adjustments are kept: those that gain beside the ones before them."""
+"""Corrected biases: kept where they gain, and told."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from finecast.engines.base import Array, Feeds
 from finecast.errors import EngineError
-from finecast.native.gains import Gain, gaining_kinds, measure_gains, share_left
+from finecast.native.gains import Gain, bias_gain
 from finecast.native.subject import Examined
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
@@ -20,18 +21,17 @@ from finecast.planning.problem import Proposal
 from finecast.rules.policy import Adjust
 from finecast.tuning.goal import Objective
 from finecast.tuning.measuring import Measuring
-from finecast.tuning.search import Adjustments, Candidate
+from finecast.tuning.search import Corrections
 
 PLAN = Plan(model="m", policy="auto:int8", opset=17, decisions=())
-SMOOTH, BIAS = KINDS = (Adjust.SMOOTH, Adjust.BIAS)
 
 
 class Adjusted(Examined):
-    """Adjusts one constant for each kind, but for those of ``lacking``."""
+    """Corrects one bias."""
 
     @property
     def adjusts(self) -> Sequence[Adjust]:
-        return KINDS
+        return (Adjust.BIAS,)
 
     def analysis(self, *, of_time: bool = True, lost: Any = None) -> Any:
         raise NotImplementedError
@@ -39,56 +39,30 @@ class Adjusted(Examined):
     def without(self, unfit: Any) -> Any:
         raise NotImplementedError
 
-    def __init__(self, *lacking: Adjust) -> None:
-        self.lacking = lacking
-
-    def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
-        found = (k for k in kinds if k not in self.lacking)
-        made = (Adjustment(node=k.value, port=1, add=(1.0,)) for k in found)
-        return replace(plan, adjustments=(*plan.adjustments, *made))
+    def corrected(self, plan: Plan) -> Plan:
+        bias = Adjustment(node="one", port=2, add=(1.0,))
+        return replace(plan, adjustments=(*plan.adjustments, bias))
 
 
-def error(shares: Mapping[Adjust, float], plan: Plan) -> float:
-    found = 0.1
-    for one in plan.adjustments:
-        found *= shares[Adjust(one.node)]
-    return found
+def error(share: float, plan: Plan) -> float:
+    return 0.1 * share ** len(plan.adjustments)
 
 
-@pytest.mark.parametrize(
-    ("shares", "lacking", "tried", "stay"),
-    [
-        ((0.5, 0.5), (), (SMOOTH, BIAS), (SMOOTH, BIAS)),
-        ((0.99, 0.5), (), (SMOOTH, BIAS), (BIAS,)),
-        ((0.5, 0.99), (), (SMOOTH, BIAS), (SMOOTH,)),
-        ((1.0, 0.9), (SMOOTH,), (BIAS,), (BIAS,)),
-        ((1.5, float("inf")), (), (SMOOTH, BIAS), ()),
-        ((0.5, 0.5), (SMOOTH, BIAS), (), ()),
-    ],
-)
-def test_each_is_tried_beside_those_that_gain(
-    shares: tuple[float, float],
-    lacking: tuple[Adjust, ...],
-    tried: tuple[Adjust, ...],
-    stay: tuple[Adjust, ...],
-) -> None:
-    by_kind: dict[Adjust, float] = dict(zip(KINDS, shares, strict=True))
-    examined = Adjusted(*lacking)
-    found = measure_gains(PLAN, KINDS, examined.adjusted, lambda plan: error(by_kind, plan))
-    assert tuple(g.kind for g in found) == tried
-    assert gaining_kinds(found) == stay
-    at = 0.1
-    for gain in found:
-        assert gain.operands == 1
-        assert gain.error_without == pytest.approx(at)
-        assert gain.error_with == pytest.approx(at * by_kind[gain.kind])
-        at = gain.error_with if gain.gains else at
-    assert share_left(found) == pytest.approx((at / 0.1) ** 2)
+@pytest.mark.parametrize(("share", "gains"), [(0.5, True), (0.99, False), (1.5, False)])
+def test_a_correction_gains_where_less_is_left_than_noise(share: float, gains: bool) -> None:
+    gain = bias_gain(PLAN, Adjusted().corrected, partial(error, share))
+    assert gain is not None
+    assert (gain.kind, gain.operands, gain.gains) == (Adjust.BIAS, 1, gains)
+    assert (gain.error_without, gain.error_with) == pytest.approx((0.1, 0.1 * share))
+
+
+def test_where_no_bias_can_be_corrected_nothing_is_measured() -> None:
+    assert bias_gain(PLAN, lambda plan: plan, lambda plan: pytest.fail("measured")) is None
 
 
 def test_a_gain_is_told() -> None:
-    one = Gain(kind=SMOOTH, operands=2, error_without=0.02, error_with=0.01)
-    assert one.text == "smooth: 2 operands, relative output error 2% -> 1%"
+    one = Gain(kind=Adjust.BIAS, operands=2, error_without=0.02, error_with=0.01)
+    assert one.text == "bias: 2 operands, relative output error 2% -> 1%"
     assert one.share == pytest.approx(0.25)
     assert not replace(one, error_with=0.0199).gains
     broken = replace(one, error_without=float("inf"), error_with=float("inf"))
@@ -100,9 +74,9 @@ def test_a_gain_is_told() -> None:
 
 @dataclass
 class ToySubject:
-    """Runs plans whose adjustments leave so much of the error; none but ``runs``."""
+    """Runs plans whose correction leaves such a share of the error; none but ``runs``."""
 
-    shares: Mapping[Adjust, float]
+    share: float
     runs: bool = True
     loaded: list[Plan] = field(default_factory=list[Plan])
 
@@ -124,7 +98,7 @@ class ToySubject:
     def tried(self, built: Any) -> Any:
         if not self.runs:
             raise EngineError("no kernel")
-        return Session(error(self.shares, built.plan))
+        return Session(error(self.share, built.plan))
 
 
 @dataclass
@@ -148,37 +122,35 @@ def measuring(subject: Any) -> Measuring:
     return Measuring(objective=Objective.LATENCY, subject=subject, workload=workload)
 
 
-def test_each_gain_of_a_plan_that_was_made_is_told_beside_those_before() -> None:
-    subject: Any = ToySubject(dict(zip(KINDS, (0.25, 0.8), strict=True)))
-    adjustments = Adjustments(measuring=measuring(subject), examined=Adjusted(), kinds=KINDS)
-    found = adjustments.measure(PLAN)
-    wanted = Candidate(
-        name="lowest",
-        plan=PLAN,
-        error=0.01,
-        cost=2.0,
-        latency_s=2.0,
-        casts=0,
-        predicted_cost=1.0,
-    )
-    (made,) = adjustments.proposals([wanted.proposal], found)
-    assert (made.name, made.time_s) == ("lowest, adjusted by smooth, bias", 1.0)
-    assert made.error == pytest.approx(0.01 * 0.2**2, rel=1e-5)
-    assert adjustments.gained(made.plan) == found
-    assert [g.error_with for g in found] == pytest.approx([0.025, 0.02], rel=1e-4)
-    assert adjustments.gained(PLAN) == ()
+def corrections(share: float, *, wanted: bool = True) -> Corrections:
+    subject: Any = ToySubject(share)
+    return Corrections(measuring=measuring(subject), examined=Adjusted(), wanted=wanted)
+
+
+def test_the_gain_of_a_plan_that_was_corrected_is_told() -> None:
+    made_by = corrections(0.25)
+    gain = made_by.gain(PLAN)
+    assert gain is not None
+    proposal = Proposal(name="lowest", plan=PLAN, time_s=1.0, error=0.01)
+    (made,) = made_by.proposals([proposal], gain)
+    assert (made.name, made.time_s) == ("lowest, biases corrected", 1.0)
+    assert made.error == pytest.approx(0.01 * 0.25**2, rel=1e-5)
+    assert made_by.gained(made.plan) == (gain,)
+    assert made_by.gained(PLAN) == ()
+    assert corrections(0.25, wanted=False).gain(PLAN) is None
 
 
 def test_a_plan_that_does_not_run_has_no_error_that_gains() -> None:
-    subject: Any = ToySubject({}, runs=False)
+    subject: Any = ToySubject(1.0, runs=False)
     assert measuring(subject).plan_error(PLAN) == float("inf")
 
 
 def test_an_error_is_measured_once() -> None:
-    subject: Any = ToySubject(dict(zip(KINDS, (0.25, 0.8), strict=True)))
-    adjustments = Adjustments(measuring=measuring(subject), examined=Adjusted(), kinds=KINDS)
-    (made,) = adjustments.proposals(
-        [Proposal(name="lowest", plan=PLAN, time_s=1.0, error=0.01)], adjustments.measure(PLAN)
-    )
-    adjustments.gained(made.plan)
+    subject: Any = ToySubject(0.25)
+    made_by = Corrections(measuring=measuring(subject), examined=Adjusted())
+    gain = made_by.gain(PLAN)
+    assert gain is not None
+    proposal = Proposal(name="lowest", plan=PLAN, time_s=1.0, error=0.01)
+    (made,) = made_by.proposals([proposal], gain)
+    made_by.gained(made.plan)
     assert len(subject.loaded) == len({plan.digest for plan in subject.loaded})

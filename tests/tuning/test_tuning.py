@@ -961,21 +961,21 @@ def test_a_plan_that_passed_is_not_lost(bench: Bench, monkeypatch: pytest.Monkey
     assert outcome.plan.digest == first.key.plan
 
 
-def test_where_adjusted_plans_miss_those_without_adjustments_are_tried(
+def test_where_corrected_plans_miss_those_without_corrections_are_tried(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error of an adjusted plan is less, and its metric may be worse all the same."""
+    """The error of a corrected plan is less, and its metric may be worse all the same."""
     made: list[Candidate] = []
 
-    def adjusted(
+    def corrected(
         found: Any, candidates: list[Candidate], best: Candidate | None
     ) -> list[Candidate]:
-        assert best is not None, "they are adjusted to beat what was found without"
+        assert best is not None, "they are corrected to beat what was found without"
         made.append(replace(finer(found, best), cost=best.cost / 2))
-        found.adjustments.made[made[0].plan.digest] = (best.plan, ())
+        found.corrections.before[made[0].plan.digest] = best.plan
         return made
 
-    monkeypatch.setattr(tuning._Tuning, "_adjusted", adjusted)
+    monkeypatch.setattr(tuning._Tuning, "_corrected", corrected)
     outcome = bench.tune(evaluate=answering(0.0, 1.0, 0.0))
     assert len(made) == 1
     assert {t.key.plan: t.passed for t in outcome.trials}[made[0].plan.digest] is False

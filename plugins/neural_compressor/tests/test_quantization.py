@@ -228,10 +228,8 @@ def test_what_cannot_be_followed_raises(settings: dict[str, Any], says: str) -> 
     ("settings", "says"),
     [
         ({"recipes": {"layer_wise_quant": True}}, "recipe layer_wise_quant"),
-        (
-            {"recipes": {"smooth_quant_args": {"alpha": 0.5}}},
-            "expected to err least",
-        ),
+        ({"recipes": {"smooth_quant": True}}, "recipe smooth_quant: accuracy is kept by"),
+        ({"recipes": {"smooth_quant_args": {"alpha": 0.5}}}, "recipe smooth_quant_args"),
         ({"recipes": {"gemm_to_matmul": False}}, "Gemm runs in int8"),
         ({"approach": "auto"}, "approach: "),
         ({"domain": "nlp"}, "domain: "),
@@ -247,33 +245,9 @@ def test_what_has_no_effect_is_said_once(settings: dict[str, Any], says: str) ->
 
 
 def test_recipes_that_adjust_operands() -> None:
-    both = {"smooth_quant": True, "fast_bias_correction": True}
-    assert PostTrainingQuantConfig(recipes=both).adjusts == (Adjust.SMOOTH, Adjust.BIAS)
-    assert PostTrainingQuantConfig(recipes={"smooth_quant": False}).adjusts == ()
-
-
-def test_smooth_quant_is_followed() -> None:
-    """A channel of large values takes all of the range, unless the weights take some of it."""
-    rows, model = X.copy(), net()
-    rows[:, 5] *= 60
-    for tensor in model.graph.initializer:
-        if tensor.name == "w0":
-            array = numpy_helper.to_array(tensor).copy()
-            array[5] /= 60
-            tensor.CopyFrom(numpy_helper.from_array(array, "w0"))
-
-    def error(recipes: dict[str, Any]) -> float:
-        conf = PostTrainingQuantConfig(recipes=recipes, excluded_precisions=["bf16"])
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            found = quantization.fit(model, conf, calib_dataloader=[(rows, 0)])
-        sessions = (
-            get_engine("openvino").load(m.SerializeToString()) for m in (found.model, model)
-        )
-        got, want = (s.run({"x": rows})["y"].astype(np.float32) for s in sessions)
-        return float(np.linalg.norm(got - want) / np.linalg.norm(want))
-
-    assert error({"smooth_quant": True}) < 0.6 * error({})
+    asked = {"fast_bias_correction": True}
+    assert PostTrainingQuantConfig(recipes=asked).adjusts == (Adjust.BIAS,)
+    assert PostTrainingQuantConfig(recipes={"fast_bias_correction": False}).adjusts == ()
 
 
 def test_calibration_takes_as_many_samples_as_are_asked_for() -> None:

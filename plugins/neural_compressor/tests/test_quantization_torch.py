@@ -177,7 +177,7 @@ def test_op_dicts_are_of_modules(
         ({"approach": "dynamic"}, 'use approach="static"'),
         ({"inputs": "x"}, "a module does not have"),
         ({"backend": "itex"}, "for TensorFlow models"),
-        ({"recipes": {"smooth_quant": True}}, "adjust"),
+        ({"recipes": {"fast_bias_correction": True}}, "adjust"),
         ({"accuracy_criterion": AccuracyCriterion(tolerable_loss=2)}, "0.02 for 2%"),
     ],
 )

@@ -16,7 +16,7 @@ from finecast.devices.faults import KnownFault, known_faults
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
-from finecast.planning.scalable import CONVOLUTIONS, reduced_axes
+from finecast.planning.products import CONVOLUTIONS, reduced_axes
 from finecast.rules.folded import may_be_zeros, settled
 from finecast.rules.scaled_operands import origin
 

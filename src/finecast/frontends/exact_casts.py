@@ -24,7 +24,7 @@ from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.planning.edits import Edit, InsertCast, Use
 from finecast.planning.plan import Plan
-from finecast.planning.scalable import CONVOLUTIONS
+from finecast.planning.products import CONVOLUTIONS
 from finecast.rules.folded import computed_once
 
 _ENGINE: Final = "openvino"

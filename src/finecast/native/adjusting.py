@@ -8,25 +8,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from finecast.engines.base import Engine, Feeds
-from finecast.engines.integers import codes_results
 from finecast.engines.loading import exact_session, load_model
 from finecast.frontends.prepared import PreparedModel
-from finecast.graph import Graph
-from finecast.native.gains import Gain, gaining_kinds, measure_gains, output_error
-from finecast.native.observing import observe, observe_channels
+from finecast.native.gains import Gain, bias_gain, output_error
 from finecast.native.source import Source
 from finecast.numbers.formats import Format
 from finecast.planning.biases import biases, corrected
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.range_scaling import range_scalings, scaled_facts
-from finecast.planning.rescaling import (
-    Rescaling,
-    re_encoded,
-    reasons,
-    smoothable,
-    smoothed,
-)
 from finecast.rules.facts import ValueFacts
 from finecast.rules.observed import OBSERVED
 from finecast.rules.policy import Adjust
@@ -34,120 +24,49 @@ from finecast.rules.policy import Adjust
 Batches = Callable[[], Iterable[Feeds]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Smoothed:
-    """A model after ``rescalings`` of channels of the one before, and facts of its values."""
-
-    model: PreparedModel
-    facts: Mapping[int, ValueFacts]
-    rescalings: Sequence[Rescaling] = ()
-
-
 @dataclass(slots=True, kw_only=True)
 class Adjuster:
-    """Adjusts plans of one model, made by ``planner``, by runs on ``batches``.
+    """Adjusts plans of one model by runs on ``batches``.
 
-    The smoothed model is kept for all plans: channels are rescaled for every product that may
-    be on codes. Adjusted plans are kept, too: a search measures one, and tells of it later.
+    Adjusted plans are kept: a search measures one, and tells of it later.
     """
 
     model: PreparedModel
-    facts: Mapping[int, ValueFacts]
-    planner: Planner
     batches: Batches
-    _smooth: _Smoothed | None = field(init=False, default=None)
-    _plans: dict[tuple[str, tuple[Adjust, ...]], Plan] = field(
-        init=False, default_factory=dict
-    )
+    _plans: dict[str, Plan] = field(init=False, default_factory=dict)
 
-    def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
-        """``plan`` with these kinds of adjustments, made one after the other.
+    def corrected(self, plan: Plan) -> Plan:
+        """``plan`` with its biases corrected by the mean errors on ``batches``.
 
-        It is unchanged if the model's operands cannot be adjusted, or none need be.
+        It is unchanged if no product on codes has a bias, or the model's cannot be adjusted.
 
         Raises:
             EngineError: If a copy of the model that outputs its values does not run.
         """
-        kinds = tuple(kind for kind in kinds if kind in self.model.adjusts)
-        key = plan.digest, kinds
-        if key not in self._plans:
-            self._plans[key] = self._adjusted(plan, kinds)
-        return self._plans[key]
-
-    def _adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
-        model = self.model
-        if Adjust.SMOOTH in kinds:
-            self._smooth = self._smooth or self._smoothed()
-            model, plan = self._smooth.model, self._rescaled(plan, self._smooth)
-        return _corrected(model, plan, self.batches()) if Adjust.BIAS in kinds else plan
-
-    @property
-    def _codes(self) -> Format | None:
-        """The policy's format on codes that loses most: by values, or else by groups."""
-        formats = self.planner.policy.formats
-        found = (
-            *(f for f in formats if f.needs_ranges),
-            *(f for f in formats if f.group_sizes),
-        )
-        return next(iter(found), None)
-
-    def _smoothed(self) -> _Smoothed:
-        """The model with channels rescaled by their values; itself if none is."""
-        model, graph, fmt = self.model, self.model.graph, self._codes
-        permissions, own = self.planner.permissions, self.planner.graph
-        may = {own.nodes[i].name for i, p in permissions.items() if fmt in p.formats}
-        coded = {n.id for n in graph.nodes if n.name in may}
-        unchanged = _Smoothed(model=model, facts=self.facts)
-        if fmt is None or not coded:
-            return unchanged
-        sites = smoothable(graph, coded)
-        axes = {r.value: r.axis for s in sites for r in s.readers}
-        seen = observe_channels(model, axes, self.facts, self.batches)
-        rescalings = [r for r in smoothed(graph, sites, seen, fmt) if r.exponents.any()]
-        if not rescalings:
-            return unchanged
-        after = model.adjusted([a for r in rescalings for a in r.adjustments(graph, coded)])
-        names = {v.name: self.facts[v.id] for v in graph.values if v.id in self.facts}
-        changed = _changed(after.graph, graph, rescalings)
-        same = {
-            v.id: names[v.name]
-            for v in after.graph.values
-            if v.name in names and v.id not in changed
-        }
-        facts = same | observe(after, self.batches, only=changed)
-        return _Smoothed(model=after, facts=facts, rescalings=rescalings)
-
-    def _rescaled(self, plan: Plan, after: _Smoothed) -> Plan:
-        """``plan`` with the rescalings of ``after``, and encodings by its facts."""
-        coded = {n for n, f in plan.formats.items() if f.needs_ranges or f.group_sizes}
-        if not coded or not after.rescalings:
+        if Adjust.BIAS not in self.model.adjusts:
             return plan
-        results = {f for f in plan.formats.values() if codes_results(self.planner.engine, f)}
-        calibration, graph = self.planner.policy.calibration, self.model.graph
-        try:
-            encoded = re_encoded(plan, after.model.graph, after.facts, calibration, results)
-        except ValueError:  # an operand has no scale there
+        if plan.digest not in self._plans:
+            self._plans[plan.digest] = self._corrected(plan)
+        return self._plans[plan.digest]
+
+    def _corrected(self, plan: Plan) -> Plan:
+        graph = self.model.graph
+        ids = {n.name: n.id for n in graph.nodes}
+        formats = {ids[n]: f for n, f in plan.formats.items() if f.has_scales}
+        encodings = {ids[n]: e for n, e in plan.encodings.items()}
+        places = biases(graph, formats)
+        if not places:
             return plan
-        ids = {n.id for n in graph.nodes if n.name in coded}
-        changes = [a for r in after.rescalings for a in r.adjustments(graph, ids)]
-        return encoded.adjusted(changes, reasons(graph, after.rescalings, ids))
-
-
-def _changed(made: Graph, before: Graph, found: Sequence[Rescaling]) -> set[int]:
-    """Ids of the values of ``made`` that rescalings changed: the others need no new facts.
-
-    Those are new ones, and what lies between the ops whose constants are divided and the
-    products that multiply again. Scaling by powers of two changes no digit of the others.
-    """
-    nodes, known = before.nodes, {v.name for v in before.values}
-    divided = {nodes[c.node].name for r in found for c in r.site.divided}
-    readers = {nodes[one.node].name for r in found for one in r.site.readers}
-    changed = {v.id for v in made.values if v.name not in known and v.constant is None}
-    for node in made.nodes:
-        reads = node.name not in readers and not changed.isdisjoint(node.inputs)
-        if reads or node.name in divided:
-            changed |= {v for v in node.outputs if v is not None}
-    return changed
+        errors = self.model.with_mean_errors(formats, encodings, places)
+        session = exact_session(errors, apart=True)
+        sums = [np.zeros(place.channels) for place in places]
+        count = 0
+        for feeds in self.batches():
+            shown = session.run(feeds)
+            for total, spec in zip(sums, session.outputs, strict=True):
+                total += shown[spec.name].reshape(-1).astype(np.float64)
+            count += 1
+        return corrected(plan, graph, places, [s / max(count, 1) for s in sums])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,46 +162,22 @@ def rounded_error(source: Source, batches: Sequence[Feeds], plan: Plan) -> float
     return output_error(source.rounded_session(plan), source.reference(), batches)
 
 
-def adjusted_if_it_gains(
+def corrected_if_it_gains(
     plan: Plan,
     adjuster: Adjuster,
     source: Source,
     engine: Engine,
     batches: Sequence[Feeds],
-) -> tuple[Plan, tuple[Gain, ...]]:
-    """``plan`` with those requested adjustments that gain on ``batches``, and what each does.
+) -> tuple[Plan, Gain | None]:
+    """``plan`` with biases corrected if that gains on ``batches``, and what it does.
 
     Raises:
         EngineError: If the engine does not run the model.
     """
-    asked = adjuster.planner.policy.adjust or ()
-    kinds = tuple(kind for kind in asked if kind is not Adjust.RANGE)
-    if not kinds:
-        return plan, ()
     reference = engine.load(source.loadable)
 
     def error(one: Plan) -> float:
         return output_error(load_model(engine, source.build(one).model), reference, batches)
 
-    found = measure_gains(plan, kinds, adjuster.adjusted, error)
-    return adjuster.adjusted(plan, gaining_kinds(found)), found
-
-
-def _corrected(model: PreparedModel, plan: Plan, batches: Iterable[Feeds]) -> Plan:
-    """``plan`` with biases corrected by the mean errors on ``batches``."""
-    graph = model.graph
-    ids = {n.name: n.id for n in graph.nodes}
-    formats = {ids[n]: f for n, f in plan.formats.items() if f.has_scales}
-    encodings = {ids[n]: e for n, e in plan.encodings.items()}
-    places = biases(graph, formats)
-    if not places:
-        return plan
-    session = exact_session(model.with_mean_errors(formats, encodings, places), apart=True)
-    sums = [np.zeros(place.channels) for place in places]
-    count = 0
-    for feeds in batches:
-        shown = session.run(feeds)
-        for total, spec in zip(sums, session.outputs, strict=True):
-            total += shown[spec.name].reshape(-1).astype(np.float64)
-        count += 1
-    return corrected(plan, graph, places, [s / max(count, 1) for s in sums])
+    gain = bias_gain(plan, adjuster.corrected, error)
+    return adjuster.corrected(plan) if gain is not None and gain.gains else plan, gain

@@ -27,7 +27,7 @@ from finecast.naming import listed
 from finecast.native.adjusting import (
     Adjuster,
     Judged,
-    adjusted_if_it_gains,
+    corrected_if_it_gains,
     range_scaled,
     rounded_error,
 )
@@ -173,14 +173,11 @@ class Converter:
             facts = observe(prepared, lambda: data) if guided else {}
             judged, plan, gain = self._ranged(prepared, request, facts)
             planner = judged.planner
-            adjuster = Adjuster(
-                model=judged.prepared,
-                facts=judged.facts,
-                planner=planner,
-                batches=lambda: data,
-            )
-            plan, gained = adjusted_if_it_gains(plan, adjuster, source, engine, data)
-            gained = (*filter(None, [gain]), *gained)
+            adjuster = Adjuster(model=judged.prepared, batches=lambda: data)
+            asked, corrected = policy.adjust or (), None
+            if Adjust.BIAS in asked:
+                plan, corrected = corrected_if_it_gains(plan, adjuster, source, engine, data)
+            gained = tuple(filter(None, [gain, corrected]))
             graph = prepared.graph
             built = source.consume(prepared, plan)
         done = replace(self._write(built), gains=gained)
@@ -193,7 +190,7 @@ class Converter:
             *uncalibrated(graph, policy.formats, facts),
             *_warnings(source, planner, applied, used),
             *_one_engine_alone(engine, graph, plan),
-            *_gainless(policy.adjust or (), gained),
+            *_gainless(asked, gained),
             *unfit_notes(built.plan),
         )
         if target is None and applied.edits:

@@ -373,13 +373,8 @@ class EngineExamined(Examined):
     _adjuster: Adjuster = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Make one adjuster for all plans: it keeps the rescaled models and their facts."""
-        adjuster = Adjuster(
-            model=self.prepared,
-            facts=self.facts,
-            planner=self.planner,
-            batches=self.workload.calibration,
-        )
+        """Make one adjuster for all plans: it keeps the adjusted ones."""
+        adjuster = Adjuster(model=self.prepared, batches=self.workload.calibration)
         object.__setattr__(self, "_adjuster", adjuster)
 
     @property
@@ -402,15 +397,15 @@ class EngineExamined(Examined):
         subject = self.subject
         return rounded_error(subject.model, subject.feeds(self.workload), plan)
 
-    def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
-        """``plan`` with adjustments found by runs on the calibration data.
+    def corrected(self, plan: Plan) -> Plan:
+        """``plan`` with biases corrected by runs on the calibration data.
 
         If such a run fails, that is noted, and the plan stays as it is.
         """
         try:
-            return self._adjuster.adjusted(plan, kinds)
+            return self._adjuster.corrected(plan)
         except EngineError as error:
-            self.subject.tell(f"operands were not adjusted: {error.what}")
+            self.subject.tell(f"biases were not corrected: {error.what}")
             return plan
 
     def analysis(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -94,39 +93,17 @@ def no_adjustments(kind: Adjust, what: str) -> UsageError:
     )
 
 
-def measure_gains(
-    plan: Plan,
-    kinds: Sequence[Adjust],
-    adjusted: Callable[[Plan, Sequence[Adjust]], Plan],
-    error: Callable[[Plan], float],
-) -> tuple[Gain, ...]:
-    """What each of ``kinds`` does to ``plan`` in addition to the earlier ones that gain.
+def bias_gain(
+    plan: Plan, corrected: Callable[[Plan], Plan], error: Callable[[Plan], float]
+) -> Gain | None:
+    """What corrected biases do to ``plan``; None if it has none to correct.
 
-    Kinds that find nothing to adjust are left out. ``adjusted`` makes the adjustments of some
-    kinds, ``error`` gives a plan's relative output error.
+    ``error`` gives a plan's relative output error.
     """
-    found: list[Gain] = []
-    best, least = plan, math.nan
-    for kind in kinds:
-        made = adjusted(plan, (*gaining_kinds(found), kind))
-        if made.adjustments == best.adjustments:
-            continue
-        least = error(plan) if math.isnan(least) else least
-        gain = Gain.of(kind, (best, made), (least, error(made)))
-        found.append(gain)
-        if gain.gains:
-            best, least = made, gain.error_with
-    return tuple(found)
-
-
-def gaining_kinds(found: Sequence[Gain]) -> tuple[Adjust, ...]:
-    """The kinds of adjustments that gain."""
-    return tuple(g.kind for g in found if g.gains)
-
-
-def share_left(found: Sequence[Gain]) -> float:
-    """The share of the squared error that is left with all adjustments that gain."""
-    return math.prod(g.share for g in found if g.gains)
+    after = corrected(plan)
+    if after.adjustments == plan.adjustments:
+        return None
+    return Gain.of(Adjust.BIAS, (plan, after), (error(plan), error(after)))
 
 
 def output_error(

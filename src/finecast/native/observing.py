@@ -19,7 +19,7 @@ from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.graph.structure import SAME_NUMBERS
 from finecast.processes.memory import packed
-from finecast.rules.facts import ChannelFacts, Moments, ValueFacts, merge
+from finecast.rules.facts import Moments, ValueFacts, merge
 from finecast.rules.scaled_operands import summed
 
 # The assumed size of a value of unknown shape, until one of them was seen.
@@ -33,9 +33,8 @@ def observe(
     batches: Callable[[], Iterable[Feeds]],
     *,
     on_step: Callable[[int, int], None] | None = None,
-    only: Collection[int] | None = None,
 ) -> dict[int, ValueFacts]:
-    """Facts of all float values outside of bodies, or of ``only`` these, over all batches.
+    """Facts of all float values outside of bodies, over all batches.
 
     Each batch is reduced to facts at once, and values are output in groups, so that memory
     grows neither with the number of batches nor with that of values. ``batches`` is called
@@ -43,8 +42,6 @@ def observe(
     seen on it alone, which takes a further load of the model.
     """
     names = prepared.observable()
-    if only is not None:
-        names = {name: value for name, value in names.items() if value in only}
     first = next(iter(batches()), None)
     if first is None:
         return {}
@@ -218,32 +215,6 @@ def _shown(
     session = exact_session(prepared.with_outputs(group), optimizing=False)
     for feeds in batches:
         yield from lent_outputs(session, feeds_for(session, feeds))
-
-
-def observe_channels(
-    prepared: PreparedModel,
-    axes: Mapping[int, int],
-    facts: Mapping[int, ValueFacts],
-    batches: Callable[[], Iterable[Feeds]],
-) -> dict[int, ChannelFacts]:
-    """Facts of the channels of values, by value id.
-
-    Args:
-        prepared: The model.
-        axes: The axis of the channels, by value id.
-        facts: Facts of the values, of which the shapes are used.
-        batches: The data; called again for each group of values.
-    """
-    names = {n: i for n, i in prepared.observable().items() if i in axes and i in facts}
-    sizes = {n: 4 * math.prod(facts[i].shape) for n, i in names.items()}
-    found: dict[int, ChannelFacts] = {}
-    for group in packed(sizes, SHOWN_BYTES):
-        for call in _shown(prepared, group, batches()):
-            for name, array in call.items():
-                index = names[name]
-                seen = ChannelFacts.of(array, axes[index])
-                found[index] = found[index].merge(seen) if index in found else seen
-    return found
 
 
 SHOWN_BYTES: Final = 1 << 30

@@ -159,9 +159,8 @@ class Examined(ABC):
         """The relative output error of a plan with scaled values, by arithmetic in fp32."""
         raise NotImplementedError("operands are adjusted where this is")
 
-    def adjusted(self, plan: Plan, kinds: Sequence[Adjust]) -> Plan:
-        """``plan`` with these kinds of adjustments; itself if there is nothing to adjust."""
-        del kinds
+    def corrected(self, plan: Plan) -> Plan:
+        """``plan`` with corrected biases; itself if there are none to correct."""
         return plan
 
 

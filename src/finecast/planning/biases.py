@@ -19,7 +19,7 @@ from finecast.graph import Dim, Graph, Node
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, addable, constant_at
 from finecast.planning.plan import Plan
-from finecast.planning.scalable import CONVOLUTIONS, LINEAR, channel_axis
+from finecast.planning.products import CONVOLUTIONS, LINEAR, channel_axis
 from finecast.rules.base import Reason
 
 RULE: Final = "bias correction"

@@ -28,7 +28,7 @@ from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.planning.adjustments import WHOLE, Adjustment, multipliable
 from finecast.planning.plan import Plan
-from finecast.planning.scalable import LINEAR
+from finecast.planning.products import LINEAR
 from finecast.rules.base import Reason
 from finecast.rules.constants import scalars
 from finecast.rules.facts import Facts, ValueFacts

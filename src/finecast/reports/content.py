@@ -25,7 +25,6 @@ from finecast.planning.adjustments import Adjustment
 from finecast.planning.alternatives import OPS_IN_KERNEL, errors_if
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Analysis
-from finecast.planning.rescaling import SMOOTHING
 from finecast.reports.summary import summary_of
 from finecast.rules.base import DECIDED_BY, DECISION, Reason
 from finecast.rules.facts import Facts, ValueFacts
@@ -40,7 +39,7 @@ _DIGITS: Final = 6
 # fewer; of the others the constants read first have one.
 _MOST_CONSTANTS: Final = 1 << 27
 # Rules of the reasons for adjusted operands.
-_REPAIRS: Final = frozenset({range_scaling.RULE, biases.RULE, SMOOTHING})
+_REPAIRS: Final = frozenset({range_scaling.RULE, biases.RULE})
 # What ``tune --json`` prints that has another place in the content.
 _ELSEWHERE: Final = frozenset({"formats", "sensitivities", "ran"})
 

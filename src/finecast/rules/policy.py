@@ -72,11 +72,10 @@ class Adjust(Enum):
     """Adjustments of operands, in order of application.
 
     RANGE brings values into the range of fp16, and is made before the rules judge the ops;
-    the others reduce errors of ops on codes.
+    BIAS takes mean errors of products on codes off their biases.
     """
 
     RANGE = "range"
-    SMOOTH = "smooth"
     BIAS = "bias"
 
     @classmethod
@@ -191,9 +190,9 @@ class Policy:
     adjust: tuple[Adjust, ...] | None = Option(
         help="How to adjust operands, kept if that lowers the error on --data. For fp16: range"
         " (scale values that leave its range by powers of two), made unless this leaves it"
-        " out. For int8 products: smooth (scale channels by their values), bias (subtract mean"
-        " errors from biases); convert makes these only if asked, tune tries them where a"
-        " faster plan loses too much accuracy. Several: smooth,bias. For no adjustment: none.",
+        " out. For int8 products: bias (subtract mean errors from biases); convert makes it if"
+        " asked, tune tries it where a faster plan loses too much accuracy. Both: range,bias."
+        " For no adjustment: none.",
         metavar="WHAT",
         convert=lambda given: Adjust.parse(given) if isinstance(given, str) else given,
     ).field(None)
@@ -311,7 +310,7 @@ class Policy:
     def parse(cls, text: str) -> Policy:
         """Read ``SCOPE:FORMAT[,FORMAT...][@CALIBRATION][+ADJUSTMENT...]``.
 
-        For example ``auto:bf16``, ``all:fp8_e4m3,bf16``, ``all:int8@mse+smooth+bias``.
+        For example ``auto:bf16``, ``all:fp8_e4m3,bf16``, ``all:int8@mse+bias``.
 
         Raises:
             UsageError: If a part is unknown, or a format is named twice, or a calibration or

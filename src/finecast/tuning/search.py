@@ -12,17 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Final
 
-from finecast.native.gains import (
-    Gain,
-    gaining_kinds,
-    measure_gains,
-    no_adjustments,
-    range_gain,
-    share_left,
-)
+from finecast.native.gains import Gain, bias_gain, no_adjustments, range_gain
 from finecast.native.subject import Examined
 from finecast.planning.plan import Plan
 from finecast.planning.problem import SAME_TIME, Proposal
@@ -274,72 +266,61 @@ def none_passes(
     return why
 
 
-# --------------------------------- adjustments, tried where a faster plan misses the criterion
+# ---------------------------- corrected biases, tried where a faster plan misses the criterion
 
 
 @dataclass(slots=True, kw_only=True)
-class Adjustments:
-    """The adjusted plans of one search.
+class Corrections:
+    """The plans of one search whose biases were corrected.
 
-    ``made`` has for the digest of each adjusted plan the plan before and the adjustments.
+    ``before`` has the plan before by the digest of each; ``wanted`` says whether the policy
+    lets biases be corrected.
     """
 
     measuring: Measuring
     examined: Examined
-    kinds: Sequence[Adjust]
-    made: dict[str, tuple[Plan, Sequence[Adjust]]] = field(
-        default_factory=dict[str, tuple[Plan, Sequence[Adjust]]]
-    )
+    wanted: bool = True
+    before: dict[str, Plan] = field(default_factory=dict[str, Plan])
 
     @classmethod
-    def of(cls, measuring: Measuring, examined: Examined, policy: Policy) -> Adjustments:
-        """With the kinds of adjustments that ``policy`` names, else all.
+    def of(cls, measuring: Measuring, examined: Examined, policy: Policy) -> Corrections:
+        """As ``policy`` asks for; where it does not say, they are wanted.
 
         Raises:
-            UsageError: If the policy names some, and the model's operands cannot be adjusted.
+            UsageError: If the policy asks for them, and the model's operands cannot be
+                adjusted.
         """
-        asked = tuple(Adjust) if policy.adjust is None else policy.adjust
-        kinds = tuple(kind for kind in asked if kind is not Adjust.RANGE)
-        for kind in kinds if policy.adjust else ():
-            if kind not in examined.adjusts:
-                raise no_adjustments(kind, f"to run in {measuring.subject.runner}")
-        return cls(measuring=measuring, examined=examined, kinds=kinds)
+        asked = policy.adjust
+        if asked and Adjust.BIAS in asked and Adjust.BIAS not in examined.adjusts:
+            raise no_adjustments(Adjust.BIAS, f"to run in {measuring.subject.runner}")
+        wanted = asked is None or Adjust.BIAS in asked
+        return cls(measuring=measuring, examined=examined, wanted=wanted)
 
-    def measure(self, plan: Plan) -> tuple[Gain, ...]:
-        """What each kind does to ``plan``, measured."""
-        if not self.examined.adjusts:
-            return ()
-        return measure_gains(
-            plan, self.kinds, self.examined.adjusted, self.measuring.plan_error
-        )
+    def gain(self, plan: Plan) -> Gain | None:
+        """What they do to ``plan``, measured; None if nothing can be corrected."""
+        if not self.wanted or Adjust.BIAS not in self.examined.adjusts:
+            return None
+        return bias_gain(plan, self.examined.corrected, self.measuring.plan_error)
 
-    def proposals(self, wanted: Sequence[Proposal], found: Sequence[Gain]) -> list[Proposal]:
-        """``wanted`` with the adjustments that gain, their errors scaled by the same gain."""
-        done, share = gaining_kinds(found), share_left(found)
+    def proposals(self, wanted: Sequence[Proposal], gain: Gain) -> list[Proposal]:
+        """``wanted`` with corrected biases, their errors scaled by the same ``gain``."""
         proposals: list[Proposal] = []
         for one in wanted:
-            plan = self.examined.adjusted(one.plan, done)
-            self.made[plan.digest] = (one.plan, done)
-            name = f"{one.name}, adjusted by {', '.join(k.value for k in done)}"
-            proposals.append(replace(one, name=name, plan=plan, error=share * one.error))
+            plan = self.examined.corrected(one.plan)
+            self.before[plan.digest] = one.plan
+            name, error = f"{one.name}, biases corrected", gain.share * one.error
+            proposals.append(replace(one, name=name, plan=plan, error=error))
         return proposals
 
     def restated(self, plan: Plan, others: Iterable[Plan]) -> None:
-        """Say that ``others`` are ``plan`` stated in another way, with its adjustments."""
-        if plan.digest in self.made:
-            self.made |= {other.digest: self.made[plan.digest] for other in others}
+        """Say that ``others`` are ``plan`` stated in another way, with its corrections."""
+        if plan.digest in self.before:
+            self.before |= {other.digest: self.before[plan.digest] for other in others}
 
     def gained(self, plan: Plan) -> tuple[Gain, ...]:
-        """What each adjustment of ``plan`` gained, measured; nothing if none was made here."""
-        ranged = range_gain(plan, self.examined.rounded_error)
-        return (*filter(None, [ranged]), *self._gained(plan))
-
-    def _gained(self, plan: Plan) -> tuple[Gain, ...]:
-        if plan.digest not in self.made:
-            return ()
-        before, kinds = self.made[plan.digest]
-        steps = (self.examined.adjusted(before, kinds[:i]) for i in range(1, len(kinds) + 1))
-        plans = [before, *steps]
-        errors = map(self.measuring.plan_error, plans)
-        pairs = zip(kinds, pairwise(plans), pairwise(errors), strict=True)
-        return tuple(Gain.of(kind, both, off) for kind, both, off in pairs)
+        """What scaled ranges and corrected biases of ``plan`` do, measured, if it has some."""
+        gains = [range_gain(plan, self.examined.rounded_error)]
+        if (before := self.before.get(plan.digest)) is not None:
+            error = self.measuring.plan_error
+            gains.append(bias_gain(before, self.examined.corrected, error))
+        return tuple(filter(None, gains))

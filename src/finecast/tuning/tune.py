@@ -23,7 +23,6 @@ from finecast.graph import Node
 from finecast.measure.racing import ANCHOR, Effort
 from finecast.measure.timing import now_s, pass_over
 from finecast.native.conversion_notes import computed_weights
-from finecast.native.gains import gaining_kinds, share_left
 from finecast.native.subject import Built, Examined, Hinted, Subject, UserRules
 from finecast.numbers.formats import Format
 from finecast.planning.placing import place
@@ -61,8 +60,8 @@ from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.probing import Probing
 from finecast.tuning.result import Result
 from finecast.tuning.search import (
-    Adjustments,
     Candidate,
+    Corrections,
     as_fast_as_finer,
     chain,
     undecided,
@@ -191,7 +190,7 @@ def tune(
         measuring=measuring,
         examined=examined,
         start={} if start is None else _placed(start, subject, examined.planner),
-        adjustments=Adjustments.of(measuring, examined, policy),
+        corrections=Corrections.of(measuring, examined, policy),
         trials=Trials(
             model=subject.model.digest,
             workload=workload,
@@ -295,7 +294,7 @@ class _Tuning:
     examine: Callable[[Policy], Examined]
     left_out: tuple[str, ...]
     examined: Examined
-    adjustments: Adjustments
+    corrections: Corrections
     trials: Trials
     measuring: Measuring
     progress: Phases
@@ -385,10 +384,10 @@ class _Tuning:
         if finer:
             candidates += finer
             found = self._faster(finer, found, fp32)
-        adjusted = self._adjusted(candidates, found)
-        if adjusted:
-            candidates += adjusted
-            found = self._faster(adjusted, found, fp32)
+        corrected = self._corrected(candidates, found)
+        if corrected:
+            candidates += corrected
+            found = self._faster(corrected, found, fp32)
         over = self._over_hint(candidates, found)
         if over:
             candidates += over
@@ -562,7 +561,7 @@ class _Tuning:
         if goes_on:
             return None
         self._keep(best)
-        gains, built = self.adjustments.gained(best.plan), self.built[best.plan.digest]
+        gains, built = self.corrections.gained(best.plan), self.built[best.plan.digest]
         return self._conclusion.improved(best, built, measurements, gains)
 
     def _as_the_hint(self, best: Candidate, measurements: Measurements) -> Candidate:
@@ -660,17 +659,17 @@ class _Tuning:
             limit = (found.cost, self._least_gain)
         return self._search(chain(candidates, *limit), found)
 
-    def _adjusted(
+    def _corrected(
         self, candidates: Sequence[Candidate], found: Candidate | None
     ) -> list[Candidate]:
-        """Candidates with adjusted operands, where faster plans with codes missed.
+        """Candidates with corrected biases, where faster plans with codes missed.
 
-        What each kind of adjustment gains is measured on the most accurate plan that missed;
-        where none gains more than noise, no plan is adjusted. The plans that are adjusted are
-        those whose error then meets the criterion, and candidates near the allowed error, as
-        far as they are predicted to be faster than ``found``.
+        What the correction gains is measured on the most accurate plan that missed; where that
+        is no more than noise, no plan is corrected. Those that are corrected are plans whose
+        error then meets the criterion, and candidates near the allowed error, as far as they
+        are predicted to be faster than ``found``.
         """
-        analysis, adjustments = self.analysis, self.adjustments
+        analysis, corrections = self.analysis, self.corrections
         if any(c.plan.adjustments for c in candidates):
             return []
         coded = [c for c in self.trials.missed(candidates, found) if c.plan.encodings]
@@ -681,10 +680,11 @@ class _Tuning:
         if not self._any_within(allowed, allowed / _LEAST_LEFT, candidates):
             return []
         self.progress("adjusting", 0, 1)
-        gains = adjustments.measure(nearest.plan)
-        if not gaining_kinds(gains):
+        gain = corrections.gain(nearest.plan)
+        if gain is None or not gain.gains:
             return []
-        before = allowed / share_left(gains)  # what a plan may have that is then adjusted
+        # What a plan may have that is then corrected.
+        before = allowed / gain.share if gain.share else math.inf
         least, most = _NEARLY**2 * allowed, _FAR**2 * before
         cost = math.inf if found is None else found.cost / self._least_gain
         about = [c for c in candidates if c.plan.encodings and least < c.error <= most]
@@ -693,7 +693,7 @@ class _Tuning:
             *(p for p in fresh if p.time_s < limit),
             *(c.proposal for c in about if c.cost < cost),
         ]
-        return self._rank(adjustments.proposals(wanted, gains))[0]
+        return self._rank(corrections.proposals(wanted, gain))[0]
 
     def _any_within(self, least: float, most: float, candidates: Sequence[Candidate]) -> bool:
         """Whether a known plan, or one between steps of the frontier, has such an error.
@@ -725,7 +725,7 @@ class _Tuning:
         planner, analysis = self.examined.planner, self.analysis
         best = min(coded, key=lambda c: c.cost)
         plans = coded_over_hints(self.subject, best.plan, self.hints.values())
-        self.adjustments.restated(best.plan, plans)
+        self.corrections.restated(best.plan, plans)
         known = {c.plan.digest for c in self.candidates}
         proposals = [
             stated_by_hint(planner, analysis, f"{best.name}, over the hint", plan)
@@ -900,13 +900,13 @@ class _Tuning:
     def _judge_by(self, policy: Policy) -> None:
         """Let the rules judge the ops anew, by another policy."""
         self.examined = self.examine(policy)
-        self.adjustments = Adjustments.of(self.measuring, self.examined, policy)
+        self.corrections = Corrections.of(self.measuring, self.examined, policy)
 
     def _leave_out(self, unfit: Unfit) -> None:
         """Let ops keep out of formats in which the engine does not run them as planned."""
         self.examined = self.examined.without(unfit)
         policy = self.examined.planner.policy
-        self.adjustments = Adjustments.of(self.measuring, self.examined, policy)
+        self.corrections = Corrections.of(self.measuring, self.examined, policy)
 
     def _accepted_proposals(self) -> list[Proposal]:
         """The first plans, under the first policy whose lowest plans the engine runs.
@@ -921,7 +921,7 @@ class _Tuning:
             return self._proposals()
         except EngineError as error:
             refused = error
-        first = self.examined, self.adjustments
+        first = self.examined, self.corrections
         policy = self.examined.planner.policy
         named = _named_in(refused.what, self.examined.planner.graph.float_nodes)
         text = f"the engine refuses plans as they are usually stated ({refused.what})"
@@ -940,7 +940,7 @@ class _Tuning:
                 found = self._proposals()
                 self.left_out += () if policy.keep_ops else (plain,)
                 return found
-        self.examined, self.adjustments = first
+        self.examined, self.corrections = first
         raise refused
 
     def _proposals(self) -> list[Proposal]:

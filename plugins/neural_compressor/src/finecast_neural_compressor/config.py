@@ -91,14 +91,15 @@ _LEAVE_OUT: Final = (
     "last_conv_or_matmul_quantization",
     "pre_post_process_quantization",
 )
-_ADJUST: Final = {"smooth_quant": Adjust.SMOOTH, "fast_bias_correction": Adjust.BIAS}
+_ADJUST: Final = {"fast_bias_correction": Adjust.BIAS}
 # Recipes without effect: INC's default, and the reason.
 _BY_FORMATS: Final = "accuracy is kept by the formats of single ops"
 _NO_ALGORITHM: Final[tuple[object, str]] = ({}, "it is of an algorithm that is not used")
 _NO_EFFECT: Final[Mapping[str, tuple[object, str]]] = {
     "layer_wise_quant": (False, _BY_FORMATS),
     "weight_correction": (False, _BY_FORMATS),
-    "smooth_quant_args": ({}, "each product has the alpha that is expected to err least"),
+    "smooth_quant": (False, _BY_FORMATS),
+    "smooth_quant_args": _NO_ALGORITHM,
     "layer_wise_quant_args": _NO_ALGORITHM,
     "rtn_args": _NO_ALGORITHM,
     "awq_args": _NO_ALGORITHM,
@@ -306,7 +307,7 @@ class PostTrainingQuantConfig(_Settings):
     ``op_type_dict`` list the types that an op may have beside fp32; schemes, granularities and
     algorithms of quantization are finecast's own, and others are refused. Of ``recipes`` these
     have an effect: those that keep the first or the last product, or the ops before and after
-    these, out of int8, and ``smooth_quant`` and ``fast_bias_correction``. Of several
+    these, out of int8, and ``fast_bias_correction``. Of several
     ``calibration_sampling_size`` the first is used.
     """
 
