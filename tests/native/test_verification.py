@@ -12,8 +12,8 @@ import pytest
 import finecast
 from finecast.data.deviation import LIMIT, deviation
 from finecast.data.sources import DataOptions
-from finecast.engines import installed
-from finecast.errors import WrongNumbersError
+from finecast.engines import get_engine, installed
+from finecast.errors import EngineError, WrongNumbersError
 from finecast.native.engine_model import EngineModel
 from finecast.native.opening import opened
 from finecast.tuning.result import Result
@@ -195,3 +195,24 @@ def test_noise_of_results_shows_what_fp32_does_not_determine(
     (moved,) = source.noisy_session().run(x).values()
     error = deviation(moved, exact).relative
     assert error >= LIMIT if huge else error < 1e-5
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="OpenVINO is not installed")
+def test_a_model_that_does_not_run_on_the_user_s_data_is_refused(tmp_path: Path) -> None:
+    """It was written, and called verified: "loaded, not run: give --data"."""
+    model = parse(
+        "net (float[n,8] x) => (float[4,m,16] y) <int64[1] zero = {0}>"
+        " { u = Unsqueeze(x, zero) p = MatMul(u, w) y = Relu(p) }",
+        opset=17,
+    )
+    model.graph.initializer.append(tensor("w", RNG.normal(size=(4, 8, 16)).astype(np.float32)))
+    x = RNG.normal(size=(32, 8)).astype(np.float32)
+    given, output = {"x": x}, tmp_path / "low.onnx"
+    try:
+        get_engine("openvino").load(model.SerializeToString()).run(given)
+    except EngineError:  # as of 2026.4: it takes the product's batch for 1
+        with pytest.raises(EngineError, match="as it was given"):
+            finecast.convert(model, output, "all:fp16", data=given, engine="openvino")
+        assert not output.exists()
+    else:
+        pytest.skip("this release of OpenVINO runs it")

@@ -327,6 +327,7 @@ def reference_run(
 
     Raises:
         UsageError: If no feeds can be made with the sizes that the user gave.
+        EngineError: If the fp32 model does not run on the user's data.
     """
     remedy = _remedy(reference)
     note = f"loaded, not run: {remedy} to compare outputs"
@@ -350,6 +351,8 @@ def reference_run(
                 outputs = reference.run(given)
             given, outputs = _with_more_steps(reference, given, outputs)
         except EngineError as error:
+            if feeds.batches:  # the user's own
+                raise
             # The fp32 model refuses these feeds: they say nothing about the converted one.
             note = f"loaded, not run: {error.what}: {remedy}"
             continue
