@@ -205,7 +205,7 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 def test_what_does_not_apply_is_said(mlp: Model, tmp_path: Path) -> None:
     for given, message in (
         ({"external_data": True}, "does not apply to SavedModels"),
-        ({"from_type": "fp64"}, "does not apply to TensorFlow models.*save the model in fp32"),
+        ({"from_type": "fp64"}, "does not apply to SavedModels.*save the model in fp32"),
         ({"engine": "onnxruntime"}, "does not run models of TensorFlow"),
     ):
         with pytest.raises(FinecastError, match=message):
