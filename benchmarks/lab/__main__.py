@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for family in asked.families
     ]
     runs: list[Run] = []
-    for found in all_runs(keys, asked.searches, asked.seeds, asked.jobs):
-        runs += found
+    for of_net in all_runs(keys, asked.searches, asked.seeds, asked.jobs):
+        runs += of_net
         print(f"\r{len(runs)} runs", end="", file=sys.stderr, flush=True)
     print(f" in {time.perf_counter() - start:.0f} s of this machine", file=sys.stderr)
     if asked.json:
@@ -78,10 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for search in asked.searches:
         of = [run for run in runs if run.search == search]
         groups = {name: [r for r in of if r.family == name] for name in asked.families}
-        figures = {name: summed_up(found) for name, found in (*groups.items(), ("all", of))}
+        figures = {name: summed_up(some) for name, some in (*groups.items(), ("all", of))}
         if asked.json:
-            for name, found in figures.items():
-                print(json.dumps({"search": search, "family": name, **found}))
+            for name, summary in figures.items():
+                print(json.dumps({"search": search, "family": name, **summary}))
         else:
             _print_table(search, figures)
 
@@ -111,8 +111,8 @@ def _print_table(search: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
     """A row of each family, and one of all."""
     print("| " + " | ".join([search, *_COLUMNS]) + " |")
     print("|---" * (len(_COLUMNS) + 1) + "|")
-    for name, found in figures.items():
-        cells = [_cell(column, found[key]) for column, key in _COLUMNS.items()]
+    for name, row in figures.items():
+        cells = [_cell(column, row[key]) for column, key in _COLUMNS.items()]
         print("| " + " | ".join([name, *cells]) + " |")
 
 

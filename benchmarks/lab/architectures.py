@@ -43,9 +43,9 @@ class Sketch:
 
     def input(self, *shape: int) -> int:
         """A new input of the model."""
-        found = self._value(f"x{len(self._inputs)}", shape)
-        self._inputs.add(found)
-        return found
+        value = self._value(f"x{len(self._inputs)}", shape)
+        self._inputs.add(value)
+        return value
 
     def shape(self, value: int) -> Shape:
         """The shape of a value."""
@@ -120,8 +120,8 @@ class Sketch:
         *rows, came = self.shape(x)
         work = 2.0 * math.prod(rows) * came * width
         shape = (*rows, width)
-        found = self.op("matmul", x, shape=shape, weight=(came, width), work=work)
-        return self.op("add", found, weight=(width,), fused=True) if bias else found
+        product = self.op("matmul", x, shape=shape, weight=(came, width), work=work)
+        return self.op("add", product, weight=(width,), fused=True) if bias else product
 
     def product(self, a: int, b: int, shape: Shape, inner: int) -> int:
         """A product of two values."""
@@ -129,27 +129,27 @@ class Sketch:
 
     def finish(self, digest: str) -> Graph:
         """The graph; what nothing reads are its outputs."""
-        made = self._builder
+        builder = self._builder
         values = [
             Value(
                 id=i,
                 name=key,
                 dtype="fp32",
                 shape=self._shapes[i],
-                producer=made.producer(i),
-                uses=made.uses(i),
+                producer=builder.producer(i),
+                uses=builder.uses(i),
                 constant=_constant(self._weights[i]) if i in self._weights else None,
                 is_input=i in self._inputs,
-                is_output=not made.uses(i),
+                is_output=not builder.uses(i),
             )
-            for i, key in enumerate(made.keys)
+            for i, key in enumerate(builder.keys)
         ]
-        return made.finish(values, digest)
+        return builder.finish(values, digest)
 
     def _value(self, name: str, shape: Shape) -> int:
-        found = self._builder.value(name)
+        value = self._builder.value(name)
         self._shapes.append(shape)
-        return found
+        return value
 
 
 def _constant(size: int) -> ConstantStats:

@@ -149,11 +149,11 @@ class DrawnNet(Net):
 
     def outcomes(self, label: Ints, samples: Ints, *, by_hint: bool = False) -> Outcomes:
         """Errors, margins and their shifts."""
-        found = self._outcomes(label, samples, self.population[samples], by_hint)
+        changes = self._outcomes(label, samples, self.population[samples], by_hint)
         if self.metric != "accuracy":
-            return found
+            return changes
         seen = self.population[samples]
-        return replace(found, right=seen.right, second=seen.second)
+        return replace(changes, right=seen.right, second=seen.second)
 
     def unlabelled(self, label: Ints, rows: Ints, *, by_hint: bool = False) -> Outcomes:
         """The same of calibration rows, without labels."""
@@ -231,10 +231,10 @@ class DrawnNet(Net):
     def _added(self, labels: Ints, of: str) -> Floats:
         """The sums of the vectors of all roundings that plans do."""
         total = np.zeros((len(labels), assumed.ERROR_DIMENSIONS))
-        for number, found in enumerate(self.vectors.values(), start=1):
+        for number, vectors in enumerate(self.vectors.values(), start=1):
             low = np.pad(labels == number, ((0, 0), (0, 1)))  # -1 is the last one, never low
-            done = low[:, found.causes].any(axis=2).astype(np.float64)
-            total += done @ (found.output if of == "output" else found.decided)
+            done = low[:, vectors.causes].any(axis=2).astype(np.float64)
+            total += done @ (vectors.output if of == "output" else vectors.decided)
         return total
 
     def _bent(self, vectors: Floats, of: str) -> Floats:
@@ -259,14 +259,14 @@ class DrawnNet(Net):
     @cached_property
     def best(self) -> Best:
         """By the solver and a long local search, over both ways to state plans."""
-        found = kept(self.key.name.replace("*", "-held"), _CODE, self._searched)
-        label = found["label"].astype(np.int64)
-        by_hint = bool(found["by_hint"])
+        stored = kept(self.key.name.replace("*", "-held"), _CODE, self._searched)
+        label = stored["label"].astype(np.int64)
+        by_hint = bool(stored["by_hint"])
         return Best(label=label, by_hint=by_hint, time_s=self.time_s(label, by_hint=by_hint))
 
     def _searched(self) -> Arrays:
         ways = (False, True) if self.states_by_hint else (False,)
-        found = {
+        fastest = {
             by_hint: fastest_allowed(
                 self.by_hints if by_hint else self.by_casts,
                 partial(self.losses, by_hint=by_hint),
@@ -274,8 +274,11 @@ class DrawnNet(Net):
             )
             for by_hint in ways
         }
-        by_hint = min(found, key=lambda way: found[way].time_s)
-        return {"label": found[by_hint].label.astype(np.float64), "by_hint": np.array(by_hint)}
+        by_hint = min(fastest, key=lambda way: fastest[way].time_s)
+        return {
+            "label": fastest[by_hint].label.astype(np.float64),
+            "by_hint": np.array(by_hint),
+        }
 
 
 # ------------------------------------------------------------------------------- drawing a net
@@ -374,17 +377,17 @@ def _judged(key: Key, net: DrawnNet) -> DrawnNet:
 def _permissions(key: Key, graph: Graph, lows: Sequence[Format]) -> dict[int, Permission]:
     """fp32 and bf16 of nearly all ops, int8 of products with weights."""
     rng = key.rng("permissions")
-    found: dict[int, Permission] = {}
+    permissions: dict[int, Permission] = {}
     for node in graph.nodes:
         formats = {Format.FP32}
         if rng.random() >= assumed.KEPT_BY_RULES or by_name(node.op).kind in PRODUCTS:
             formats.add(Format.BF16)
         if by_name(node.op).kind in PRODUCTS and graph.constants(node):
             formats.add(Format.INT8)
-        found[node.id] = Permission(
+        permissions[node.id] = Permission(
             formats=frozenset(formats & {Format.FP32, *lows}), reasons=()
         )
-    return found
+    return permissions
 
 
 def _hinted(key: Key, planner: Planner, units: Units, kept: float = 0.0) -> Plan | None:
@@ -424,7 +427,7 @@ def _vectors(
     if key.family == "detector":
         apart = assumed.DECISIONS_APART_IN_DETECTORS
     own = assumed.SENSITIVITY_DEVIATION * rng.standard_normal(count)
-    found: dict[Format, ErrorVectors] = {}
+    by_format: dict[Format, ErrorVectors] = {}
     for fmt, where in points.items():
         causes = [
             *((*p.readers, *p.makers) for p in where.points),
@@ -444,12 +447,12 @@ def _vectors(
         weights = np.exp(apart * rng.standard_normal(len(of)))
         most = max(map(len, causes), default=1)
         padded = [(*who, *[-1] * (most - len(who))) for who in causes]
-        found[fmt] = ErrorVectors(
+        by_format[fmt] = ErrorVectors(
             causes=np.array(padded, dtype=np.int64),
             output=output,
             decided=weights[:, None] * output,
         )
-    return found
+    return by_format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -535,10 +538,10 @@ class _Times:
             fmt: Roundings(
                 units=np.zeros(len(units.members)),
                 shared=np.zeros(len(units.members)),
-                lists=[row[row >= 0].tolist() for row in found.causes],
-                errors=np.square(found.decided).sum(axis=1),
+                lists=[row[row >= 0].tolist() for row in of_format.causes],
+                errors=np.square(of_format.decided).sum(axis=1),
             )
-            for fmt, found in vectors.items()
+            for fmt, of_format in vectors.items()
         }
         in_units = {
             fmt: np.array([seconds[[*members]].sum() for members in units.members])

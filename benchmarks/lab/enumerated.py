@@ -67,8 +67,8 @@ class EnumeratedNet(Net):
         exact = self._exact
         off = self._run(fmt, on) - exact
         power = np.square(exact).sum() / len(exact)
-        found = np.sqrt(np.square(off).sum(axis=1) / power)
-        return found[rows % len(found)]
+        errors = np.sqrt(np.square(off).sum(axis=1) / power)
+        return errors[rows % len(errors)]
 
     def deviations(self, label: Ints, rows: Ints, *, by_hint: bool = False) -> Floats:
         """The enumerated error, with noise that each row of a plan has again and again."""
@@ -205,13 +205,13 @@ def _profile(
     judged: JudgeNet, graph: Graph, rng: np.random.Generator
 ) -> Mapping[Format, Mapping[str, float]]:
     """Stated times of ops, off by a factor of their kernels' family and one of their own."""
-    found: dict[Format, Mapping[str, float]] = {}
+    times: dict[Format, Mapping[str, float]] = {}
     for fmt in (Format.FP32, Format.FP16):
         family = {n.op: assumed.FAMILY_CORRECTION * rng.standard_normal() for n in graph.nodes}
-        found[fmt] = {
+        times[fmt] = {
             n.name: assumed.TIME_SCALE
             * judged.op_s(n.id, fmt.label)
             * math.exp(family[n.op] + assumed.KERNEL_CORRECTION * rng.standard_normal())
             for n in graph.nodes
         }
-    return found
+    return times

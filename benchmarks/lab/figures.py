@@ -118,11 +118,11 @@ def runs_of(key: Key, searches: Sequence[str], seeds: int) -> list[Run]:
     The best plan is that of the long search, or a faster valid one that any of them evaluated.
     """
     net = net_of(key)
-    found = [run_of(net, search, seed) for search in searches for seed in range(seeds)]
-    fastest_s = min(s for _, s in found)
+    timed_runs = [run_of(net, search, seed) for search in searches for seed in range(seeds)]
+    fastest_s = min(s for _, s in timed_runs)
     return [
         replace(run, best_s=min(run.best_s, fastest_s), beaten=fastest_s < run.best_s)
-        for run, _ in found
+        for run, _ in timed_runs
     ]
 
 
@@ -171,10 +171,10 @@ def summed_up(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _by_net(runs: Iterable[Run]) -> Mapping[str, list[float]]:
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     for run in runs:
-        found.setdefault(run.net, []).append(run.true_s)
-    return found
+        times.setdefault(run.net, []).append(run.true_s)
+    return times
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

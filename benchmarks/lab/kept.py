@@ -31,15 +31,15 @@ def kept(name: str, code: Sequence[str], compute: Callable[[], Arrays]) -> Array
     """
     path = FOLDER / f"{name.replace('/', '-')}-{_digest(*code)}.npz"
     if path.is_file():
-        with np.load(path) as found:
-            return {key: found[key] for key in found.files}
-    found = compute()
+        with np.load(path) as file:
+            return {key: file[key] for key in file.files}
+    computed = compute()
     FOLDER.mkdir(parents=True, exist_ok=True)
     staged = path.with_name(f"{path.stem}.{os.getpid()}.tmp.npz")
-    arrays: dict[str, Any] = {**found}
+    arrays: dict[str, Any] = {**computed}
     np.savez_compressed(staged, **arrays)
     staged.replace(path)
-    return found
+    return computed
 
 
 @cache

@@ -166,8 +166,8 @@ class Net(ABC):
         """The number of the format of each unit."""
         if plan.digest not in self._labels:
             problem = self._unlabelled
-            found = labels_of(self.planner, self._analysis, problem, plan)
-            self._labels[plan.digest] = found
+            numbers = labels_of(self.planner, self._analysis, problem, plan)
+            self._labels[plan.digest] = numbers
         return self._labels[plan.digest]
 
     @abstractmethod
@@ -199,8 +199,8 @@ class Net(ABC):
 
     def unlabelled(self, label: Ints, rows: Ints, *, by_hint: bool = False) -> Outcomes:
         """What a plan does to calibration rows, of which no label is known."""
-        found = self.deviations(label, rows, by_hint=by_hint)
-        return Outcomes(samples=rows, errors=found**2)
+        deviations = self.deviations(label, rows, by_hint=by_hint)
+        return Outcomes(samples=rows, errors=deviations**2)
 
     @abstractmethod
     def value(self, outcomes: Outcomes) -> float:
@@ -225,8 +225,8 @@ class Net(ABC):
 
     def loss(self, plan: Plan) -> float:
         """The true loss of a plan, over what may be lost."""
-        found = self.losses(self.label(plan)[None, :], by_hint=plan.by_hint)
-        return float(found[0])
+        losses = self.losses(self.label(plan)[None, :], by_hint=plan.by_hint)
+        return float(losses[0])
 
     def true_s(self, plan: Plan) -> float:
         """The true time of a plan."""

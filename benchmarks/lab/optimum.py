@@ -54,8 +54,8 @@ def fastest_allowed(
     best = min((_descended(problem, losses, s) for s in starts), key=lambda s: s.time_s)
     for _ in range(max(_FEWEST_KICKS, min(_MOST_KICKS, _KICKED_UNITS // len(problem.time)))):
         kicked = _repaired(problem, losses, evaluate(problem, _kicked(problem, best, rng)))
-        found = _descended(problem, losses, kicked)
-        best = min(best, found, key=lambda s: s.time_s)
+        descended = _descended(problem, losses, kicked)
+        best = min(best, descended, key=lambda s: s.time_s)
     return best
 
 
@@ -73,8 +73,8 @@ def _kicked(problem: LabelProblem, at: Labelling, rng: np.random.Generator) -> I
 def _steps(problem: LabelProblem) -> list[Labelling]:
     """Labellings along the frontier of times and sums of single errors."""
     if problem.labels == 2 and problem.is_monotone:
-        found = frontier(two_sided(problem), max_steps=_STEPS)
-        return [evaluate(problem, step.low.astype(np.int64)) for step in found]
+        steps = frontier(two_sided(problem), max_steps=_STEPS)
+        return [evaluate(problem, step.low.astype(np.int64)) for step in steps]
     return [*envelope(problem, max_steps=_STEPS)]
 
 
@@ -139,12 +139,12 @@ def _paired(
     tried = _changed(at.label, unit[one], label[one])
     tried[np.arange(len(one)), unit[other]] = label[other]
     kept = tried[losses(tried) <= 1]
-    found = min((evaluate(problem, x) for x in kept), key=lambda s: s.time_s, default=at)
-    return found if found.time_s < at.time_s - 1e-12 else None
+    fastest = min((evaluate(problem, x) for x in kept), key=lambda s: s.time_s, default=at)
+    return fastest if fastest.time_s < at.time_s - 1e-12 else None
 
 
 def _changed(label: Ints, unit: Ints, to: Ints) -> Ints:
     """int64[b, n]: ``label`` with one unit changed in each row."""
-    found = np.tile(label, (len(unit), 1))
-    found[np.arange(len(unit)), unit] = to
-    return found
+    labels = np.tile(label, (len(unit), 1))
+    labels[np.arange(len(unit)), unit] = to
+    return labels

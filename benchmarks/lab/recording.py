@@ -203,13 +203,13 @@ class _Watched(Session):
         self.inputs, self.outputs, self.free = session.inputs, session.outputs, session.free
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        found = self.session.run(feeds)
-        for array in found.values():
+        outputs = self.session.run(feeds)
+        for array in outputs.values():
             logits = array.ndim == 2 and array.shape[1] > 1 and array.dtype.kind == "f"
             if logits:
                 self.keep.append(np.asarray(array, np.float32).copy())
                 break
-        return found
+        return outputs
 
     @property
     def keeps_state(self) -> bool:
@@ -253,9 +253,9 @@ class _Watch:
 
     def _load(self, real: Any, engine: Engine, *args: Any, **options: Any) -> Session:
         start = time.perf_counter()
-        found: Session = real(engine, *args, **options)
+        session: Session = real(engine, *args, **options)
         self.lines.append(LoadLine(seconds=round(time.perf_counter() - start, _DIGITS)))
-        return found
+        return session
 
     def _times(
         self,
@@ -292,10 +292,10 @@ class _Watch:
             return
         top = np.argsort(fp32, axis=1)[:, :-3:-1]
         for digest, arrays in self.logits.items():
-            found = _joined(arrays)
-            if found is None or found.shape != fp32.shape:
+            joined = _joined(arrays)
+            if joined is None or joined.shape != fp32.shape:
                 continue
-            two = np.take_along_axis(found, top, axis=1)[:_SAMPLES]
+            two = np.take_along_axis(joined, top, axis=1)[:_SAMPLES]
             margins = [_short(float(m)) for m in two[:, 0] - two[:, 1]]
             yield SamplesLine(digest=digest, margins=margins)
 
@@ -325,8 +325,8 @@ def record(name: str, kind: str, model: Path, *, busy: bool, **options: Any) -> 
     watch = _Watch()
     with watch.on():
         result = api.tune(model, jobs=0, price_book=False, progress=False, **options)
-    found = result.findings
-    planner, analysis = found.planner, found.analysis
+    findings = result.findings
+    planner, analysis = findings.planner, findings.analysis
     lines: list[Line] = [*_kernels(result), *_plans(result), *watch.lines, *watch.margins()]
     facts = environment().as_json()
     header = Header(
@@ -354,10 +354,10 @@ def record(name: str, kind: str, model: Path, *, busy: bool, **options: Any) -> 
 
 def _kernels(result: Result) -> Iterable[KernelLine]:
     """Units of the tuned model all of whose kernels are of that unit alone."""
-    found = result.findings
-    if found.planner is None or found.analysis is None:
+    findings = result.findings
+    if findings.planner is None or findings.analysis is None:
         return
-    planner, analysis = found.planner, found.analysis
+    planner, analysis = findings.planner, findings.analysis
     problem = build_problem(planner.graph, planner.permissions, analysis)
     labels = labels_of(planner, analysis, problem, result.plan)
     formats = (*analysis.times,)
@@ -385,8 +385,8 @@ def _kernels(result: Result) -> Iterable[KernelLine]:
 
 
 def _plans(result: Result) -> Iterable[PlanLine]:
-    found = result.findings
-    for one in found.candidates:
+    findings = result.findings
+    for one in findings.candidates:
         known = math.isfinite(one.predicted_cost)
         yield PlanLine(
             digest=one.plan.digest,
@@ -395,7 +395,7 @@ def _plans(result: Result) -> Iterable[PlanLine]:
             predicted_s=_short(one.predicted_cost) if known else None,
             predicted_error=_short(one.predicted_error),
             cost_s=one.cost,
-            fp32_s=found.fp32_cost,
+            fp32_s=findings.fp32_cost,
             casts=one.casts,
             error=one.error,
             metric=one.metric,
@@ -424,7 +424,7 @@ def record_main(arguments: Sequence[str]) -> None:
             if path
             else _known(name)
         )
-        found = record(
+        recording = record(
             name,
             asked.kind,
             model,
@@ -434,8 +434,8 @@ def record_main(arguments: Sequence[str]) -> None:
             **options,
         )
         place = asked.write / f"{name}.{asked.engine.partition(':')[0]}.jsonl"
-        found.write(place)
-        print(json.dumps({"recorded": str(place), "lines": len(found.lines)}))
+        recording.write(place)
+        print(json.dumps({"recorded": str(place), "lines": len(recording.lines)}))
 
 
 def _known(name: str) -> tuple[Path, dict[str, Any]]:
@@ -456,14 +456,14 @@ def _known(name: str) -> tuple[Path, dict[str, Any]]:
 
 def fitted(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
     """The spreads that recordings tell, each with what the lab assumes."""
-    found = [
+    spreads = [
         *_kernel_spreads(recordings),
         *_error_spreads(recordings),
         *_race_spreads(recordings),
         *_load_seconds(recordings),
         *_margin_spreads(recordings),
     ]
-    return [one for one in found if one["count"]]
+    return [one for one in spreads if one["count"]]
 
 
 def _line(

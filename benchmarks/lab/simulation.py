@@ -158,8 +158,8 @@ class Simulation:
         """The squared error of a plan's roundings on calibration data; nothing is compiled."""
         self.clock.spend(assumed.EMULATION_SLOWDOWN * rows * self.net.sample_s)
         label = self.net.label(plan)
-        found = self.net.deviations(label, np.arange(rows), by_hint=plan.by_hint)
-        return float(np.mean(found**2))
+        deviations = self.net.deviations(label, np.arange(rows), by_hint=plan.by_hint)
+        return float(np.mean(deviations**2))
 
     def build(self, plan: Plan) -> None:
         """Make the model of a plan."""

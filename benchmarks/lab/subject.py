@@ -232,7 +232,7 @@ class SimulatedExamined(Examined):
         self.progress("profile", 0, 1)
         times = self.subject.simulation.predicted()
         self.progress("sensitivity", 0, 1)
-        found = {
+        sensitivities = {
             fmt: Sensitivity.even(where, times.errors[fmt])
             if self._is_minor(fmt, lost, times.errors)
             else self._probed(fmt)
@@ -240,7 +240,7 @@ class SimulatedExamined(Examined):
         }
         # Of the prepared model only the types of ports are asked, which all stay.
         prepared = cast("PreparedModel", SimpleNamespace(resolve_io=dict))
-        return times.analysis(prepared, self.planner, found)
+        return times.analysis(prepared, self.planner, sensitivities)
 
     def _probed(self, fmt: Format) -> Sensitivity:
         simulation = self.subject.simulation
