@@ -95,7 +95,8 @@ def check_output_name(model: Path, output: Path) -> None:
     _check_kind(model)
     check_spelling(output)
     readers = _readers(model)
-    if any(_writes(entry, output) for entry in readers):
+    # What is wrong with a missing model is said as it is read, and not of its output's name.
+    if not model.exists() or any(_writes(entry, output) for entry in readers):
         return
     kind = "SavedModel" if model.is_dir() else model.suffix or readers[0].suffixes[0]
     named = [
