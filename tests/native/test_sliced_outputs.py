@@ -12,6 +12,7 @@ from onnx import numpy_helper
 
 import finecast
 from finecast.data.golden import GoldenSamples
+from finecast.data.metrics import by_output
 from finecast.engines import installed
 from finecast.engines.base import Feeds, Session, TensorSpec, joined_arrays
 from finecast.errors import UsageError
@@ -80,6 +81,16 @@ def test_tune_and_blame_judge_by_the_worst_slice(detector: Path) -> None:
     told = finecast.blame(detector, low, data={"x": X}, max_error=0.004)
     assert not told.passed
     assert told.value > 2 * found.output_errors["y[:, 0:4]"]
+
+
+def test_the_agreement_of_classes_is_not_that_of_boxes(detector: Path) -> None:
+    """bf16 keeps which coordinate is the largest; many classes of small scores change."""
+    report = finecast.emulate(detector, "trn1", "all:bf16", data={"x": X})
+    assert report.metric_name == "agreement"
+    (worst, value), (other, boxes) = by_output(report.metric).items()
+    assert (worst, other) == ("y[:, 4:16]", "y[:, 0:4]")
+    assert report.metric == value < boxes
+    assert f"metric by output, worst first: {worst} {value:.4g}" in str(report)
 
 
 class Given(Session):

@@ -71,6 +71,7 @@ class EmulationReport(Report):
         return [
             f"{self.target} {self.options}".strip(),
             *self.summary,
+            *output_lines(self.errors, self.left_out, by_output(self.metric)),
             *(f"{c.node.name}: {c.share:.1%}" for c in self.contributions[:_SHOWN_OPS]),
             *(f"warning: {text}" for text in self.warnings),
         ]
