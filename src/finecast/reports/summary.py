@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from finecast.engines.exact import RELATIVE_ERROR
-from finecast.naming import number_of, percent
+from finecast.naming import an, number_of, percent
 from finecast.planning.alternatives import error_share
 
 _NAMED: Final = 3
@@ -203,8 +203,7 @@ def _limit(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
     first = content["ops"][_main_op(content, unit)]
     others = len(unit["ops"]) - 1
     with_it = f" (decided with {number_of(others, 'other op')})" if others else ""
-    article = "an" if first["op"][:1] in "aeiou" else "a"
-    what = f"{first['name']}, {article} {first['op']}{with_it},"
+    what = f"{first['name']}, {an(first['op'])}{with_it},"
     errors, saved = unit["error"], _saved(unit)
     if unit["type"] == _FP32:
         worst = max(saved, key=lambda f: errors.get(f, 0.0))
