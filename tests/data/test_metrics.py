@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +16,9 @@ from finecast.data.metrics import METRICS, ONE_HOT, Scored, Scoring, get_metric,
 from finecast.data.samples import Outputs
 from finecast.engines.base import Array
 from finecast.errors import UsageError
+from finecast.planning.free_rows import FreeOutput
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 SCORES = np.random.default_rng(0).standard_normal((12, 7)).astype(np.float32)
 LABELS = np.random.default_rng(1).integers(0, 7, 12)
@@ -309,14 +313,33 @@ def test_rows_without_scores_of_several_classes_are_near_or_not() -> None:
         by_slice("kld", {"y": rows}, {"y": rows})
 
 
-def test_an_axis_that_is_named_goes_by_its_indices() -> None:
-    exact = detections(BOXES, CLASSES)
-    found, _ = by_slice("agreement", exact, exact, axis=2)
-    assert [*found] == [f"y[:, :, {n}]" for n in range(24)]
+def test_an_axis_that_is_named_hides_no_class() -> None:
+    """Each score by itself is near, where the largest one is of another class."""
+    exact, got = detections(BOXES, CLASSES), detections(BOXES, SHUFFLED)
+    assert by_slice("agreement", got, exact, axis=2) == by_slice("agreement", got, exact)
+    normalized = detections(BOXES / 640, CLASSES)
+    found, doubts = by_slice("agreement", normalized, normalized, axis=2)
+    assert [*found] == ["y"]
+    assert "which numbers of output 'y' are scores is not known" in doubts[-1]
     text = {"y": np.random.default_rng(7).standard_normal((8, 3, 20))}
     changed = {"y": text["y"] * [[1.0], [1.0], [-1.0]]}
     found, _ = by_slice("agreement", changed, text, axis=1)
     assert found == {"y[:, 2]": 0.0, "y[:, 0]": 1.0, "y[:, 1]": 1.0}
+    found, _ = by_slice("top1", text, text, np.zeros((8, 3), np.int64), axis=1)
+    assert [*found] == ["y"]
+
+
+def test_agreement_of_rows_is_what_the_page_says() -> None:
+    """Of 100 rows 90 have their partner among 100 others: 90 / 110."""
+    free = (FreeOutput(name="y", axes=(0,), group=0),)
+    rows = np.stack([np.arange(100), np.zeros(100)], axis=1).astype(np.int64)
+    other = rows.copy()
+    other[90:, 1] = 1
+    metric = get_metric("agreement")
+    scoring = Scoring(metric, scored_outputs(metric, (), {}, {"y": rows}, None, free), free)
+    scoring.update({"y": other}, None, {"y": rows})
+    assert scoring.result() == pytest.approx(0.818, abs=5e-4)
+    assert ".818 where 90 of 100 rows" in (DOCS / "reference/metrics.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["cosine", "snr_db", "max_abs"])

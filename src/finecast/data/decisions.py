@@ -293,8 +293,8 @@ class Agreement(_Agreement):
     """Share of decisions (largest score of the first output) equal to the fp32 model's.
 
     Of a decoder it is the share of tokens that both would choose, where both read the same
-    text. Of an output whose length depends on numbers it is the share of rows that have a
-    partner.
+    text. Of an output whose length depends on numbers it is pairs of rows over pairs and rows
+    without a partner, of either model.
     """
 
     def agrees(self, got: Array, expected: Array, name: str) -> Array:

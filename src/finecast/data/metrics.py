@@ -436,10 +436,10 @@ def _scored_slices(metric: Metric, name: str, wanted: Array, axis: int | None) -
 
 
 def _decided(metric: Metric, name: str, wanted: Array, axis: int | None) -> list[Scored]:
-    """The slices with scores and, where the metric is of numbers beside them too, those."""
-    decisions, numbers = decisions_of(wanted, None if metric.of_classes else axis)
-    if not decisions and metric.of_classes:
-        return [Scored(output=name)]  # labels are the numbers of its columns
+    """The slice with scores and, where the metric is of other numbers too, their slices."""
+    decisions, numbers = decisions_of(wanted)
+    if WHOLE in decisions or (not decisions and metric.of_classes):
+        return _together(metric, name, wanted, axis)
     if not decisions and metric.of_numbers is None:
         raise UsageError(
             f"no slice of output {name!r} holds scores of several classes: the numbers of"
@@ -447,8 +447,8 @@ def _decided(metric: Metric, name: str, wanted: Array, axis: int | None) -> list
             where="--metric",
             fix="use --metric snr_db or cosine, or --eval",
         )
-    slices = [Scored(output=name, part=part, axis=_rows_of(part, axis)) for part in decisions]
-    if metric.of_classes and WHOLE not in decisions:
+    slices = [Scored(output=name, part=part, axis=part.axis) for part in decisions]
+    if metric.of_classes:
         doubt = (
             f"{metric.name} is of {slices[0]}, as the other numbers have other units: labels"
             " are the numbers of its classes, from 0"
@@ -461,9 +461,21 @@ def _decided(metric: Metric, name: str, wanted: Array, axis: int | None) -> list
     return slices
 
 
-def _rows_of(part: Slice, axis: int | None) -> int:
-    """The axis of the scores of a slice: that of slices that were found, else the last."""
-    return part.axis if axis is None and part is not WHOLE else -1
+def _together(metric: Metric, name: str, wanted: Array, axis: int | None) -> list[Scored]:
+    """An output whose numbers all decide, along the last axis.
+
+    They decide alone by the indices of another axis that the user named, unless labels are of
+    all of them.
+    """
+    parts = (WHOLE,) if axis is None else slices_of(wanted, axis)
+    if WHOLE not in parts and parts[0].axis == wanted.ndim - 1:
+        doubt = (
+            f"which numbers of output {name!r} are scores is not known from the data:"
+            f" {metric.name} is of the largest of each row, whatever --slices says; use --eval"
+        )
+        return [Scored(output=name, doubt=doubt)]
+    parts = (WHOLE,) if metric.of_classes else parts
+    return [Scored(output=name, part=part) for part in parts]
 
 
 def _scored_names(metric: Metric, feeds: Feeds, outputs: Outputs) -> tuple[str, ...]:

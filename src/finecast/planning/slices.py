@@ -92,9 +92,7 @@ def slices_of(wanted: _Array, named: int | None = None) -> tuple[Slice, ...]:
     return (WHOLE,)
 
 
-def decisions_of(
-    wanted: _Array, named: int | None = None
-) -> tuple[tuple[Slice, ...], tuple[Slice, ...]]:
+def decisions_of(wanted: _Array) -> tuple[tuple[Slice, ...], tuple[Slice, ...]]:
     """The slices that hold a score for each class along an axis, and those that do not.
 
     Boxes in pixels are larger than every score beside them, so that the largest number of all
@@ -102,15 +100,12 @@ def decisions_of(
     the smallest unit, and decide along the axis of the slices. They are chances, or the large
     numbers are hardly negative, as coordinates. Else the numbers decide together, along the
     last axis: large ones that are never the largest (masked logits), or small ones that
-    sometimes are. So do they in each slice of another axis that the user named; indices of the
-    last axis, if that is named, hold no decisions, as each of them is apart.
+    sometimes are.
     """
-    slices = slices_of(wanted, named)
+    slices = slices_of(wanted)
     if WHOLE in slices:
         return slices, ()
     axis = slices[0].axis
-    if named is not None:
-        return ((), slices) if axis == wanted.ndim - 1 else (slices, ())
     *others, scores = slices
     own, *larger = (part.of(wanted).astype(np.float64) for part in (scores, *others))
     best = np.max([numbers.max(axis=axis) for numbers in larger], axis=0)
