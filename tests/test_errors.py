@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import finecast
 from finecast.cli import VERBS, _app
 from finecast.errors import KEYWORDS, FinecastError, UsageError, malformed
 from finecast.plugin import registered
+from finecast.reports.base import Report, TextTable
+from finecast.terminal import Verbatim
 
 
 def test_python_reads_keywords_and_the_command_line_options() -> None:
@@ -23,12 +26,17 @@ def test_python_reads_keywords_and_the_command_line_options() -> None:
     assert str(error) == "too high (tolerance): give verify=False or Policy.op_formats A=fp32"
 
 
+def test_commands_stay_as_they_are() -> None:
+    told = str(FinecastError("give what `convert --plan-out` wrote, or --plan"))
+    assert told == "give what `convert --plan-out` wrote, or plan"
+
+
 @pytest.mark.parametrize("text", ["--saved-model x", "a--data", "--data-type", "x --dat"])
 def test_what_is_no_option_stays(text: str) -> None:
     assert str(FinecastError(text)) == text
 
 
-OF_PLUGINS = {"--study"}
+OF_PLUGINS = {"--blame", "--diff", "--per-op", "--study"}
 """Options that only verbs of plugins have."""
 
 
@@ -42,9 +50,44 @@ def test_every_name_is_an_option() -> None:
     assert named - options <= (OF_PLUGINS if registered().absent else set())
 
 
+def test_every_option_with_a_keyword_has_its_name() -> None:
+    """``--slices`` and others were named where the caller had written ``slices=``."""
+    named = {o: name for option, name in KEYWORDS.items() for o in option.split("/")}
+    missing: set[str] = set()
+    for verb in VERBS:
+        function = getattr(finecast, verb, None)
+        keywords = inspect.signature(function).parameters if callable(function) else {}
+        group: Any = typer.main.get_command(_app([verb]))
+        for given in group.commands[verb].params:
+            names = [o for o in given.opts if o.startswith("--")]
+            missing |= {o for o in names if given.name in keywords and o not in named}
+    assert not missing
+
+
+def test_reports_name_keywords_in_python_alone() -> None:
+    class Told(Report):
+        @property
+        def lines(self) -> list[str]:
+            return ["use --metric cosine", "warning: --no-lock", Verbatim("f --plan p")]
+
+        @property
+        def tables(self) -> list[TextTable]:
+            return [TextTable(left=("op",), rows=[("Add",)], notes=("see --slices",))]
+
+        def _content(self) -> dict[str, Any]:
+            return {"why": "--metric"}
+
+    told = Told()
+    assert str(told) == "use metric cosine\n  warning: lock=False\nf --plan p"
+    assert "<p>see slices</p>" in told._repr_html_()
+    assert told.lines[0] == "use --metric cosine"
+    assert told.to_dict() == {"why": "--metric"}
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"slices": 9}, "(slices)"),
         ({"tolerance": 2.0}, "(tolerance)"),
         ({"metric": "nope"}, "(metric)"),
         ({"objective": "sizes"}, "(objective)"),

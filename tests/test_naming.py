@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finecast.errors import UsageError
-from finecast.naming import close_names, look_up, switch, unknown_name
+from finecast.naming import close_names, kind_of, look_up, switch, unknown_name
 from finecast.numbers.formats import Format
 
 
@@ -73,3 +73,9 @@ def test_without_a_close_name_some_are_shown() -> None:
     shown = "there are 30: /layer/0/MatMul, /layer/1/MatMul, /layer/2/MatMul, ..."
     assert str(unknown_name("zzz", names, what="node")).endswith(shown)
     assert str(unknown_name("x", (), what="node")).endswith("there are none")
+
+
+def test_what_a_value_is_has_its_article() -> None:
+    assert [kind_of(value) for value in (object(), 1, {}, 1.5)] == [
+        *("an object", "an int", "a dict", "a float"),
+    ]

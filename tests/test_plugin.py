@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -88,6 +90,24 @@ def test_a_plugin_whose_package_is_absent_is_passed_over(
 def test_the_core_registers_what_it_has_by_the_same_values() -> None:
     assert plugin.plugins()[0] is CORE
     assert {verb.name for verb in CORE.verbs} <= {*VERBS}
+
+
+def test_a_module_is_an_attribute_or_says_what_it_needs() -> None:
+    """``finecast.keras`` was said to be no attribute, and ``import finecast.keras`` works."""
+    assert finecast.errors is importlib.import_module("finecast.errors")
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['tensorflow'] = None\n"
+        "import finecast\n"
+        "for name in ('keras', 'torch'):\n"
+        "    try: getattr(finecast, name)\n"
+        "    except AttributeError as error: print(error)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert len(printed) == 2
+    assert re.match(r"finecast.keras: TensorFlow is not installed: pip install", printed[0])
+    assert "PyTorch" in printed[1]
 
 
 def test_what_no_plugin_has_is_no_attribute() -> None:

@@ -33,6 +33,7 @@ TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
 KEYWORDS: Final[Mapping[str, str]] = {
     "--adjust": "Policy.adjust",
     "--batch": "batch",
+    "--blame": "blame",
     "--calib": "calib",
     "--calibration": "Policy.calibration",
     "--check": "check",
@@ -40,6 +41,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--criterion": "criterion",
     "--data": "data",
     "--decode-steps": "decode_steps",
+    "--diff": "diff",
     "--dim": "dims",
     "--engine": "engine",
     "--eval": "evaluate",
@@ -47,26 +49,46 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--executor": "executor",
     "--external-data/--one-file": "external_data",
     "--force": "force=True",
+    "--freeze-inputs": "freeze_inputs=True",
+    "--freeze-inputs/--no-freeze-inputs": "freeze_inputs",
     "--from-type": "from_type",
+    "--groups": "groups",
     "--include": "Policy.include",
     "--io": "Policy.io",
     "--jobs": "jobs",
     "--keep": "keep",
     "--labels": "labels",
+    "--lock": "lock",
     "--lower-is-better": "lower_is_better",
     "--max-drop": "max_drop",
     "--max-error": "max_error",
     "--max-trials": "max_trials",
+    "--memory": "memory=True",
     "--metric": "metric",
+    "--no-freeze-inputs": "freeze_inputs=False",
+    "--no-lock": "lock=False",
+    "--no-memory": "memory=False",
     "--no-verify": "verify=False",
     "--objective": "objective",
     "--of": "of",
     "--op": "Policy.op_formats",
+    "--ops": "ops",
+    "--output": "output",
+    "--per-op": "per_op=True",
+    "--plan": "plan",
+    "--plan-out": "plan_out",
+    "--report": "report",
     "--resume": "resume=True",
+    "--rules": "user_rules",
+    "--runs": "runs",
     "--sample-axis": "DataOptions.sample_axes",
     "--score-range": "score_range",
+    "--seconds": "seconds",
+    "--set": "settings",
+    "--slices": "slices",
     "--start": "start",
     "--state": "state",
+    "--strict": "strict=True",
     "--study": "study",
     "--target": "target",
     "--timeout": "timeout_s",
@@ -75,11 +97,16 @@ KEYWORDS: Final[Mapping[str, str]] = {
 }
 """The Python API's names for the command line's options in messages. Options that say what is
 cast (``--auto-cast``) have none: in Python a policy says it."""
-_OPTION: Final = re.compile(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*(?:/--[a-z-]+)?(?![\w-])")
+_OPTION: Final = re.compile(
+    r"`[a-z][^`]*`|(?<![\w-])--[a-z]+(?:-[a-z]+)*(?:/--[a-z-]+)?(?![\w-])"
+)
 
 
 def in_python(text: str) -> str:
-    """``text`` with options of the command line replaced by their names in the Python API."""
+    """``text`` with options of the command line replaced by their names in the Python API.
+
+    Commands between backticks stay as they are.
+    """
     return _OPTION.sub(lambda found: KEYWORDS.get(found[0], found[0]), text)
 
 

@@ -70,6 +70,16 @@ def number_of(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def an(noun: str) -> str:
+    """A noun with its article: ``a Linear``, ``an object``."""
+    return f"{'an' if noun[:1].lower() in 'aeio' else 'a'} {noun}"
+
+
+def kind_of(value: object) -> str:
+    """What a value is, by its type: ``an object``."""
+    return an(type(value).__name__)
+
+
 def percent(share: float) -> str:
     """``2.5%`` for .025, with three digits; ``inf`` and ``nan`` as they are."""
     return f"{100 * share:.3g}" + ("%" if math.isfinite(share) else "")

@@ -38,7 +38,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from finecast.errors import EngineError
+from finecast.errors import EngineError, FinecastError
 from finecast.terminal import results, safe, write
 
 GROUP: Final = "finecast.plugins"
@@ -316,7 +316,7 @@ def registered() -> Registered:
             failed[entry.name] = f"{type(error).__name__}: {error}"
             continue
         if not isinstance(plugin, Plugin):
-            failed[entry.name] = f"{entry.value} is a {type(plugin).__name__}, no Plugin"
+            failed[entry.name] = f"{entry.value} is of type {type(plugin).__name__}, no Plugin"
             continue
         loaded.append(plugin)
         of = entry.dist
@@ -357,15 +357,22 @@ def executors() -> dict[str, str]:
 
 
 def public_name(name: str) -> Any:
-    """What a plugin gives for a public name of a module of the core.
+    """What a plugin gives for a public name of a module of the core; its module of that name.
 
     Raises:
-        AttributeError: If no plugin has the name.
+        AttributeError: If no plugin has the name, or its module needs what is not installed.
     """
     for plugin in plugins():
         if name in plugin.names:
             return load(plugin.names[name])
     module, _, attribute = name.rpartition(".")
+    try:
+        return importlib.import_module(name)
+    except FinecastError as error:
+        raise AttributeError(f"{name}: {error}") from error
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise AttributeError(f"{name}: {error}") from error
     what = f"module {module!r} has no attribute {attribute!r}"
     raise AttributeError("; ".join((what, *failures())) + absent_plugins())
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -12,8 +13,12 @@ from hypothesis import strategies as st
 from scipy.special import rel_entr, softmax
 
 from finecast.data.metrics import METRICS, ONE_HOT, Scored, Scoring, get_metric, scored_outputs
+from finecast.data.samples import Outputs
 from finecast.engines.base import Array
 from finecast.errors import UsageError
+from finecast.planning.free_rows import FreeOutput
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 SCORES = np.random.default_rng(0).standard_normal((12, 7)).astype(np.float32)
 LABELS = np.random.default_rng(1).integers(0, 7, 12)
@@ -224,6 +229,117 @@ def test_of_many_outputs_the_worst_is_named_first() -> None:
     scoring.update({"large": 1000 * SCORES + 1, "small": NOISY}, None, exact)
     assert next(iter(scoring.result().outputs)) == "small"
     assert scoring.result() == pytest.approx(score("snr_db", NOISY, None, SCORES))
+
+
+BOXES = np.random.default_rng(4).uniform(10, 640, (8, 40, 4))
+CLASSES = np.random.default_rng(5).beta(1, 9, (8, 40, 20))
+SHUFFLED = CLASSES[..., ::-1]
+
+
+def detections(boxes: Array, scores: Array, axis: int = -1) -> dict[str, Array]:
+    return {"y": np.moveaxis(np.concatenate([boxes, scores], axis=-1), -1, axis)}
+
+
+def by_slice(
+    name: str,
+    got: Outputs,
+    exact: Outputs,
+    labels: Array | None = None,
+    axis: int | None = None,
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    metric = get_metric(name)
+    scoring = Scoring(metric, scored_outputs(metric, (), {}, exact, axis))
+    scoring.update(got, labels, exact)
+    return dict(scoring.result().outputs), scoring.doubts()
+
+
+@pytest.mark.parametrize(
+    ("axis", "boxes", "classes"),
+    [(-1, "y[:, :, 0:4]", "y[:, :, 4:24]"), (1, "y[:, 0:4]", "y[:, 4:24]")],
+    ids=["channels last", "channels first"],
+)
+def test_boxes_in_pixels_decide_no_class(axis: int, boxes: str, classes: str) -> None:
+    """The largest number of all is a box's: by it other classes would agree altogether."""
+    exact = detections(BOXES, CLASSES, axis)
+    same = float((SHUFFLED.argmax(-1) == CLASSES.argmax(-1)).mean())
+    assert by_slice("agreement", detections(BOXES, SHUFFLED, axis), exact)[0] == {
+        classes: pytest.approx(same),
+        boxes: 1.0,
+    }
+    off = np.where(np.arange(40)[:, None] % 2, 1.01, 1.05) * BOXES
+    assert by_slice("agreement", detections(off, CLASSES, axis), exact)[0] == {
+        boxes: 0.5,
+        classes: 1.0,
+    }
+    logits = detections(BOXES, 4 * CLASSES - 3, axis)
+    found, _ = by_slice("kld", detections(BOXES, 4 * SHUFFLED - 3, axis), logits)
+    assert [*found] == [classes]
+    assert found[classes] == pytest.approx(
+        score("kld", 4 * SHUFFLED - 3, None, 4 * CLASSES - 3)
+    )
+    _, doubts = by_slice("kld", exact, exact)
+    assert "as chances of a Sigmoid" in doubts[0]
+
+
+@pytest.mark.parametrize("name", ["top1", "top5", "f1", "perplexity"])
+def test_labels_are_of_the_classes_beside_boxes(name: str) -> None:
+    labels = np.random.default_rng(6).integers(0, 20, (8, 40))
+    found, doubts = by_slice(
+        name, detections(BOXES, CLASSES), detections(BOXES, CLASSES), labels
+    )
+    assert found == {"y[:, :, 4:24]": pytest.approx(score(name, CLASSES, labels))}
+    assert "labels are the numbers of its classes, from 0" in doubts[-1]
+
+
+def test_what_one_metric_is_of_several_units_is_told() -> None:
+    exact = detections(BOXES, CLASSES)
+    for name, told in (("mse", True), ("mae", True), ("spearman", False)):
+        labels = exact["y"] if told else np.arange(8)
+        found, doubts = by_slice(name, exact, exact, labels)
+        assert [*found] == ["y"]
+        assert any("the largest decide it" in doubt for doubt in doubts) == told
+
+
+def test_rows_without_scores_of_several_classes_are_near_or_not() -> None:
+    """After NMS a row has a box, a score and the number of a class."""
+    numbers = np.random.default_rng(6).integers(0, 80, (8, 40, 1))
+    rows = np.concatenate([BOXES, CLASSES[..., :1], numbers], axis=-1)
+    far = rows * np.where(np.arange(40)[:, None] % 4, 1.0, 1.1)
+    assert by_slice("agreement", {"y": far}, {"y": rows})[0] == {
+        "y[:, :, 0:4,5]": 0.75,
+        "y[:, :, 4]": 0.75,
+    }
+    with pytest.raises(UsageError, match="no slice of output 'y' holds scores of several"):
+        by_slice("kld", {"y": rows}, {"y": rows})
+
+
+def test_an_axis_that_is_named_hides_no_class() -> None:
+    """Each score by itself is near, where the largest one is of another class."""
+    exact, got = detections(BOXES, CLASSES), detections(BOXES, SHUFFLED)
+    assert by_slice("agreement", got, exact, axis=2) == by_slice("agreement", got, exact)
+    normalized = detections(BOXES / 640, CLASSES)
+    found, doubts = by_slice("agreement", normalized, normalized, axis=2)
+    assert [*found] == ["y"]
+    assert "which numbers of output 'y' are scores is not known" in doubts[-1]
+    text = {"y": np.random.default_rng(7).standard_normal((8, 3, 20))}
+    changed = {"y": text["y"] * [[1.0], [1.0], [-1.0]]}
+    found, _ = by_slice("agreement", changed, text, axis=1)
+    assert found == {"y[:, 2]": 0.0, "y[:, 0]": 1.0, "y[:, 1]": 1.0}
+    found, _ = by_slice("top1", text, text, np.zeros((8, 3), np.int64), axis=1)
+    assert [*found] == ["y"]
+
+
+def test_agreement_of_rows_is_what_the_page_says() -> None:
+    """Of 100 rows 90 have their partner among 100 others: 90 / 110."""
+    free = (FreeOutput(name="y", axes=(0,), group=0),)
+    rows = np.stack([np.arange(100), np.zeros(100)], axis=1).astype(np.int64)
+    other = rows.copy()
+    other[90:, 1] = 1
+    metric = get_metric("agreement")
+    scoring = Scoring(metric, scored_outputs(metric, (), {}, {"y": rows}, None, free), free)
+    scoring.update({"y": other}, None, {"y": rows})
+    assert scoring.result() == pytest.approx(0.818, abs=5e-4)
+    assert ".818 where 90 of 100 rows" in (DOCS / "reference/metrics.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["cosine", "snr_db", "max_abs"])

@@ -30,6 +30,7 @@ def test_both_errors_are_of_one_slice() -> None:
     found = compare("engine", {"y": got}, {"y": wanted})
     assert next(iter(found.outputs)) == "y[:, :, 4:6]"
     assert (found.max_abs_error, found.relative_error) == (0.25, 0.5)
+    assert found.largest == {"y[:, :, 4:6]": 0.25, "y[:, :, 0:4]": 2.0}
 
 
 def test_a_row_without_a_partner_is_as_large_in_both_errors() -> None:

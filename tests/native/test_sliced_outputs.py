@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 import finecast
+from finecast.cli import main
 from finecast.data.golden import GoldenSamples
+from finecast.data.metrics import by_output
 from finecast.engines import installed
 from finecast.engines.base import Feeds, Session, TensorSpec, joined_arrays
 from finecast.errors import UsageError
@@ -80,6 +83,32 @@ def test_tune_and_blame_judge_by_the_worst_slice(detector: Path) -> None:
     told = finecast.blame(detector, low, data={"x": X}, max_error=0.004)
     assert not told.passed
     assert told.value > 2 * found.output_errors["y[:, 0:4]"]
+
+
+def test_the_agreement_of_classes_is_not_that_of_boxes(detector: Path) -> None:
+    """bf16 keeps which coordinate is the largest; many classes of small scores change."""
+    report = finecast.emulate(detector, "trn1", "all:bf16", data={"x": X})
+    assert report.metric_name == "agreement"
+    (worst, value), (other, boxes) = by_output(report.metric).items()
+    assert (worst, other) == ("y[:, 4:16]", "y[:, 0:4]")
+    assert report.metric == value < boxes
+    assert f"metric by output, worst first: {worst} {value:.4g}" in str(report)
+    assert report.samples == report.to_dict()["samples"] == len(X)
+    assert f"relative output error on {len(X)} samples" in str(report)
+
+
+def test_the_absolute_errors_name_their_slices(
+    detector: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The largest error of the scores was said alone where boxes are off by more."""
+    np.savez(tmp_path / "x.npz", x=X)
+    low, data = str(tmp_path / "low.onnx"), str(tmp_path / "x.npz")
+    assert main(["convert", str(detector), "-o", low, "--auto-cast", "all",
+                 "--auto-cast-type", "bf16", "--data", data]) == 0  # fmt: skip
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        r"largest absolute 0\.0\d+ \(both of y\[:, 4:16\], absolute of y\[:, 0:4\] \d", printed
+    )
 
 
 class Given(Session):

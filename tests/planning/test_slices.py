@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from finecast.errors import UsageError
 from finecast.planning import sensitivity
 from finecast.planning.sensitivity import measure, squared_error, squared_errors
-from finecast.planning.slices import WHOLE, Slice, check_axis, slices_of
+from finecast.planning.slices import WHOLE, Slice, check_axis, decisions_of, slices_of
 
 Array = NDArray[np.generic]
 RNG = np.random.default_rng(0)
@@ -81,6 +81,44 @@ PLAIN: dict[str, Array] = {
 @pytest.mark.parametrize("name", PLAIN)
 def test_numbers_of_one_unit_stay_together(name: str) -> None:
     assert slices_of(PLAIN[name]) == (WHOLE,)
+
+
+MASKED = np.concatenate([4 * NORMAL[:, 0], np.full((8, 8), -1e9)], axis=1)
+DECIDING: dict[str, tuple[Array, list[str], list[str]]] = {
+    "chances beside boxes": (DETECTIONS, ["[:, 4:24]"], ["[:, 0:4]"]),
+    "logits beside boxes": (
+        np.concatenate([BOXES, scaled(*[0.5] * 20)[:2, :, :60]], axis=1),
+        ["[:, 4:24]"],
+        ["[:, 0:4]"],
+    ),
+    "after NMS": (ROWS, [], ["[:, 0:4,5]", "[:, 4]"]),
+    "plain logits": (PLAIN["logits"], [""], []),
+    "masked logits": (np.tile(MASKED, (3, 1)), [""], []),
+    "two classes, one of small logits": (
+        np.stack([20 * NORMAL[0, 0], 0.1 * NORMAL[0, 1]], axis=1),
+        [""],
+        [],
+    ),
+    "two classes, one of which never wins": (
+        np.stack([20 + NORMAL[0, 0], 0.1 * NORMAL[0, 1]], axis=1),
+        [""],
+        [],
+    ),
+    "a vocabulary padded by small logits": (
+        np.concatenate([-20 + 10 * NORMAL[:, 0], 0.01 * NORMAL[:, 1, :4]], axis=1),
+        [""],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_scores_decide_apart_where_other_units_are_larger(name: str) -> None:
+    output, scores, others = DECIDING[name]
+    assert [[str(part) for part in parts] for parts in decisions_of(output)] == [
+        scores,
+        others,
+    ]
 
 
 def test_each_number_is_in_one_slice() -> None:

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 import finecast
 from finecast.reports.summary import prediction_off
 from finecast.tuning.result import Result
+from tests.frontends.tools import parse
 
 WIDTH, EXPERTS = 256, 8
 
@@ -88,6 +89,34 @@ def test_a_prediction_that_is_far_off_is_told() -> None:
     assert f"{result.measured_error / result.predicted_error:.3g} times the predicted" in told
     assert told in str(result)
     assert told in result.report().content["summary"]["heading"]
+
+
+def test_a_share_of_classes_is_not_held_against_a_predicted_error() -> None:
+    """A share of 0% was told beside a predicted error, and to be 1/781 of it."""
+    rng = np.random.default_rng(0)
+    model = parse(
+        "net (float[n,64] x) => (int64[n] y) "
+        "{ a = MatMul(x, w1) b = Relu(a) s = MatMul(b, w2)"
+        " y = ArgMax<axis=1, keepdims=0>(s) }",
+        opset=17,
+    )
+    for name, shape in (("w1", (64, 512)), ("w2", (512, 10))):
+        array = (rng.standard_normal(shape) / 10).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    data = {"x": rng.standard_normal((1000, 64)).astype(np.float32)}
+    result = finecast.tune(model, data=data, tolerance=0.5, target="trn1", policy="auto:bf16")
+    assert result.improved
+    errors = result.to_dict()["relative_error"]
+    assert errors["figure"] == "share of numbers that differ"
+    assert errors["samples"] == result.error_samples == 128
+    off = result.predicted_error / max(result.measured_error, 1e-5)
+    assert not 0.25 < off < 4
+    assert not prediction_off(result.to_dict())
+    told = str(result)
+    assert "share of numbers that differ: emulated" in told
+    assert "predicted" not in told.partition("share of numbers")[2].splitlines()[0]
+    report = finecast.emulate(model, "trn1", "all:bf16", data=data)
+    assert "share of numbers that differ on 128 samples" in str(report)
 
 
 @pytest.mark.parametrize(

@@ -483,7 +483,7 @@ def test_models_of_other_frameworks_are_told_the_way() -> None:
         ("model.pt", "build the nn.Module"),
         ("model.pt2", "fit does not take.*: convert it with: finecast convert"),
         ("model.xml", "fit does not take.*: use finecast.convert"),
-        (3, "cannot convert a int"),
+        (3, "cannot convert an int"),
     ):
         with pytest.raises(UsageError, match=message):
             mix_precision.fit(model)

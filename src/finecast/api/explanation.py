@@ -14,7 +14,7 @@ from finecast.data.sources import Data, DataOptions
 from finecast.devices.emulation import Emulation
 from finecast.engines import ENGINES
 from finecast.errors import EngineError, UsageError
-from finecast.naming import unknown_name
+from finecast.naming import kind_of, unknown_name
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.opening import opened
 from finecast.numbers.formats import Format
@@ -52,7 +52,7 @@ def explain(
     """
     if node is not None and not isinstance(node, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(
-            f"node is a {type(node).__name__}, not the name of an op",
+            f"node is {kind_of(node)}, not the name of an op",
             fix="give an op by its name, and a plan by plan=",
         )
     how, stated = group_of(ReadOptions, options), plan_of(plan)

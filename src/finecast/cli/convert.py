@@ -140,8 +140,11 @@ def _errors(found: Verified) -> str:
     if found.relative_error is None or found.max_abs_error is None:
         return ""
     note = f"; {found.note}" if found.note else ""
-    of = f" ({next(iter(found.outputs))})" if len(found.outputs) > 1 else ""
-    text = f"relative {found.relative_error:.3g}{of}, largest {found.max_abs_error:.3g}"
+    text = f"relative {found.relative_error:.3g}, largest absolute {found.max_abs_error:.3g}"
+    if len(found.outputs) > 1:
+        text += f" (both of {next(iter(found.outputs))}"
+        off, name = max((error, name) for name, error in found.largest.items())
+        text += f", absolute of {name} {off:.3g})" if off > found.max_abs_error else ")"
     taken = found.taken_error
     alone = "" if taken is None else f"; of it by fp32 alone relative {taken:.3g}"
     on = ", on random inputs" if found.random else ""

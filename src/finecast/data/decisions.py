@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections import Counter
 from typing import Any, Final, final
 
 import numpy as np
 
-from finecast.data.distances import counterpart
+from finecast.data.distances import counterpart, difference
 from finecast.data.labels import (
     IGNORED,
     check_numbers,
@@ -37,6 +38,9 @@ from finecast.errors import UsageError
 
 _GUESSING_ERRORS: Final = 2.0
 """A result within so many standard errors of that of guessing is taken for guessing."""
+NEAR: Final = 0.02
+"""Numbers that decide nothing agree within this relative error: five steps of codes of 8 bits
+that span them. A box near pixel 300 may be off by 6."""
 
 
 class _Share(MeanMetric):
@@ -245,34 +249,33 @@ class F1:
         )
 
 
-@final
-class Agreement(_Share):
-    """Share of decisions (largest score of the first output) equal to the fp32 model's.
+class _Agreement(_Share):
+    """Share of rows in which the first output agrees with the fp32 model's.
 
-    Of a decoder it is the share of tokens that both would choose, where both read the same
-    text. Decisions whose label is -100 do not count, where there are labels for decisions.
-    Of an output whose length depends on numbers it is the share of rows that have a partner.
-    Where another output has another shape than fp32's, none of its decisions is that of fp32.
+    Rows whose label is -100 do not count, where there are labels for rows. Where an output has
+    another shape than fp32's, none of its rows agrees.
     """
+
+    @abstractmethod
+    def agrees(self, got: Array, expected: Array, name: str) -> Array:
+        """Which rows of two arrays of one shape agree."""
 
     def terms(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> Floats:
-        """Equal decisions and all decisions of each sample.
+        """Rows that agree and all rows of each sample.
 
         Raises:
-            UsageError: If there is no reference, or the output holds no scores.
+            UsageError: If there is no reference, or the output holds no rows.
         """
         if reference is None:
             raise UsageError("agreement needs the fp32 model's outputs")
-        name, scores = _first(outputs)
+        name, got = _first(outputs)
         expected = counterpart(reference, name)
-        decided = _decisions(expected, name)
-        same = np.zeros(decided.shape, dtype=bool)
-        if scores.shape == expected.shape:
-            same = np.asarray(_decisions(scores, name) == decided)
-        self._see(decided)
-        nan = has_nan(scores) or has_nan(expected)
+        fits = got.shape == expected.shape
+        same = self.agrees(got if fits else expected, expected, name)
+        same = np.logical_and(same, fits)
+        nan = has_nan(got) or has_nan(expected)
         return self._terms_of(same, is_counted(labels, same.shape), nan)
 
     def doubts(self) -> tuple[str, ...]:
@@ -283,6 +286,40 @@ class Agreement(_Share):
         """
         warnings = few(self._count, "agreement")
         return (*warnings, *self._alike("to agree with it says little"))
+
+
+@final
+class Agreement(_Agreement):
+    """Share of decisions (largest score of the first output) equal to the fp32 model's.
+
+    Of a decoder it is the share of tokens that both would choose, where both read the same
+    text. Of an output whose length depends on numbers it is pairs of rows over pairs and rows
+    without a partner, of either model.
+    """
+
+    def agrees(self, got: Array, expected: Array, name: str) -> Array:
+        """Where the largest score is of the same class.
+
+        Raises:
+            UsageError: If the output holds no scores.
+        """
+        decided = _decisions(expected, name)
+        self._see(decided)
+        return np.asarray(_decisions(got, name) == decided)
+
+
+@final
+class NearRows(_Agreement):
+    """Share of rows, along the last axis, whose relative error is at most ``NEAR``.
+
+    It is the agreement of numbers that are no scores, as the coordinates of boxes.
+    """
+
+    def agrees(self, got: Array, expected: Array, name: str) -> Array:
+        """Where ||y - r|| is at most that share of ||r||."""
+        y, r = (array.astype(np.float64) for array in (got, expected))
+        size = np.linalg.norm(np.where(np.isfinite(r), r, 0.0), axis=-1)
+        return np.asarray(np.linalg.norm(difference(y, r), axis=-1) <= NEAR * size)
 
 
 @final

@@ -123,6 +123,16 @@ class Divergence(MeanMetric):
     Source: S. Kullback, R. Leibler, "On information and sufficiency" (1951), section 2.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._chances = True  # whether all of fp32's numbers so far may be chances
+
+    def absorb(self, later: SumMetric) -> None:
+        """Take the batches of another one."""
+        super().absorb(later)
+        assert isinstance(later, Divergence)
+        self._chances &= later._chances
+
     def terms(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> Floats:
@@ -142,6 +152,7 @@ class Divergence(MeanMetric):
                 where="--metric",
                 fix="use --metric cosine or snr_db, or --eval",
             )
+        self._chances &= bool(((expected >= 0) & (expected <= 1)).all())
         divergences = np.empty(got.shape[:-1])
         for row in range(len(got)):  # two arrays of chances at a time
             q, p = (log_softmax(x[row], axis=-1) for x in (got, expected))
@@ -154,12 +165,20 @@ class Divergence(MeanMetric):
         return np.stack([by_sample(divergences), by_sample(counted)], axis=-1)
 
     def doubts(self) -> tuple[str, ...]:
-        """Warnings if there are few positions.
+        """Warnings if there are few positions, or the numbers look like no logits.
 
         Raises:
             UsageError: If there is one.
         """
-        return few(int(self.sums[1]), "kld")
+        warnings = few(int(self.sums[1]), "kld")
+        if self._chances:
+            warnings += (
+                (
+                    "kld reads the output as logits, and all of it is within 0 and 1, as"
+                    " chances of a Sigmoid: it says little then; agreement compares classes"
+                ),
+            )
+        return warnings
 
 
 def _logits(scores: Array, output: str, metric: str) -> Floats:
@@ -225,7 +244,7 @@ class SignalToNoise(SumMetric):
         """The power of signal and noise, and the number of elements, of each sample."""
         got, expected = pair(outputs, reference, "snr_db")
         signal = np.where(np.isfinite(expected), np.square(expected), 0.0)
-        noise = np.square(_difference(got, expected))
+        noise = np.square(difference(got, expected))
         parts = (signal, noise, np.ones_like(signal))
         return np.stack([by_sample(part) for part in parts], axis=-1)
 
@@ -257,7 +276,7 @@ class MaxAbs:
         got, expected = pair(outputs, reference, "max_abs")
         if not got.size:
             return
-        self._take(float(np.abs(_difference(got, expected)).max()))
+        self._take(float(np.abs(difference(got, expected)).max()))
 
     def absorb(self, later: MaxAbs) -> None:
         """Take the batches of another one."""
@@ -284,9 +303,8 @@ def _single(count: float, metric: str) -> tuple[str, ...]:
     return (f"{metric} rests on one sample",) if count == 1 else ()
 
 
-def _difference(
-    got: NDArray[np.float64], expected: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def difference(got: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``got`` less ``expected``; 0 where both are the same infinity."""
     with np.errstate(invalid="ignore"):
         distance = np.where(got == expected, 0.0, got - expected)
     # An infinity of the other sign, or a finite number, where the reference is infinite.

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self
 
 import numpy as np
 
-from finecast.data.decisions import F1, Agreement, Spearman, TopK
+from finecast.data.decisions import F1, Agreement, NearRows, Spearman, TopK
 from finecast.data.distances import (
     Cosine,
     Divergence,
@@ -28,10 +29,11 @@ from finecast.data.distances import (
 from finecast.data.labels import is_one_hot
 from finecast.data.samples import Outputs, Samples
 from finecast.engines.base import Array, Feeds
-from finecast.naming import look_up
+from finecast.errors import UsageError
+from finecast.naming import enumerated, look_up
 from finecast.planning.free_rows import FreeOutput, matched
 from finecast.planning.sensitivity import counted_outputs, is_float
-from finecast.planning.slices import WHOLE, Slice, slices_of
+from finecast.planning.slices import WHOLE, Slice, decisions_of, slices_of
 
 
 class Accumulator(Protocol):
@@ -64,28 +66,50 @@ class Accumulator(Protocol):
         ...
 
 
+class Reads(Enum):
+    """Which numbers of an output a metric is of, where slices have units of their own."""
+
+    NUMBERS = "the numbers of each slice, and the worst slice counts"
+    SCORES = "the scores of classes, and not the numbers beside them"
+    ALL = "all together"
+    FIRST = "the first of each sample"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """What a metric needs and how its score is read.
 
-    ``start`` makes its accumulator, which is of one output. ``each_output`` says that, if the
-    user names no output, every one is judged by itself; else the first is. ``ideal`` is the
-    score of the fp32 model against itself, if the metric compares with that model; None if the
-    baseline has to be measured. ``worst`` is the worst possible score; None if there is no
-    bound. ``of_rows`` says that of an output of free length it is which rows are there, and
-    not their numbers. ``of_classes`` says that labels are the numbers of classes.
+    ``start`` makes its accumulator, which is of one output. ``ideal`` is the score of the fp32
+    model against itself, if the metric compares with that model; None if the baseline has to
+    be measured. ``worst`` is the worst possible score; None if there is no bound. ``of_rows``
+    says that of an output of free length it is which rows are there, and not their numbers.
+    ``of_classes`` says that labels are the numbers of classes. Of a metric of scores
+    ``of_numbers`` makes the accumulator of the numbers beside them that are none, as boxes;
+    without it these are left to the error of the output.
     """
 
     name: str
     start: Callable[[], Accumulator]
+    reads: Reads
     needs_labels: bool = False
     needs_reference: bool = False
-    each_output: bool = False
     higher_is_better: bool = True
     ideal: float | None = None
     worst: float | None = None
     of_rows: bool = False
     of_classes: bool = False
+    of_numbers: Callable[[], Accumulator] | None = None
+
+    @property
+    def each_output(self) -> bool:
+        """Whether every output is judged by itself, if the user names none; else the first."""
+        return self.reads is Reads.NUMBERS
+
+    def start_of(self, scored: Scored) -> Accumulator:
+        """The accumulator of an output or a slice of one."""
+        if scored.scores or self.of_numbers is None:
+            return self.start()
+        return self.of_numbers()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its name."""
@@ -98,6 +122,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             name="top1",
             start=lambda: TopK(1),
+            reads=Reads.SCORES,
             needs_labels=True,
             of_classes=True,
             worst=0.0,
@@ -105,6 +130,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             name="top5",
             start=lambda: TopK(5),
+            reads=Reads.SCORES,
             needs_labels=True,
             of_classes=True,
             worst=0.0,
@@ -112,6 +138,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             name="f1",
             start=F1,
+            reads=Reads.SCORES,
             needs_labels=True,
             of_classes=True,
             worst=0.0,
@@ -119,40 +146,46 @@ METRICS: dict[str, Metric] = {
         Metric(
             name="agreement",
             start=Agreement,
+            reads=Reads.SCORES,
             needs_reference=True,
             of_rows=True,
+            of_numbers=NearRows,
             ideal=1.0,
             worst=0.0,
         ),
         Metric(
             name="cosine",
             start=Cosine,
+            reads=Reads.NUMBERS,
             needs_reference=True,
-            each_output=True,
             ideal=1.0,
             worst=-1.0,
         ),
         Metric(
             name="spearman",
             start=Spearman,
+            reads=Reads.FIRST,
             needs_labels=True,
             worst=-1.0,
         ),
         Metric(
             name="mse",
             start=lambda: MeanError("mse", np.square),
+            reads=Reads.ALL,
             needs_labels=True,
             higher_is_better=False,
         ),
         Metric(
             name="mae",
             start=lambda: MeanError("mae", np.abs),
+            reads=Reads.ALL,
             needs_labels=True,
             higher_is_better=False,
         ),
         Metric(
             name="perplexity",
             start=Perplexity,
+            reads=Reads.SCORES,
             needs_labels=True,
             of_classes=True,
             higher_is_better=False,
@@ -160,6 +193,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             name="kld",
             start=Divergence,
+            reads=Reads.SCORES,
             needs_reference=True,
             higher_is_better=False,
             ideal=0.0,
@@ -167,15 +201,15 @@ METRICS: dict[str, Metric] = {
         Metric(
             name="snr_db",
             start=SignalToNoise,
+            reads=Reads.NUMBERS,
             needs_reference=True,
-            each_output=True,
             ideal=math.inf,
         ),
         Metric(
             name="max_abs",
             start=MaxAbs,
+            reads=Reads.NUMBERS,
             needs_reference=True,
-            each_output=True,
             higher_is_better=False,
             ideal=0.0,
         ),
@@ -237,18 +271,32 @@ def by_output(value: float) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """An output that a metric is of, or a slice of it."""
+    """An output that a metric is of, or a slice of it.
+
+    Attributes:
+        output: The output's name.
+        part: The slice.
+        axis: The axis along which a row lies: the scores of a decision, or a box.
+        scores: False of numbers beside the scores that a metric is of.
+        doubt: What the metric of the output says little of; empty for nothing.
+    """
 
     output: str
     part: Slice = WHOLE
+    axis: int = -1
+    scores: bool = True
+    doubt: str = ""
 
     def __str__(self) -> str:
         """As it is reported: ``y`` or ``y[:, 4:24]``."""
         return f"{self.output}{self.part}"
 
     def of(self, outputs: Outputs) -> Outputs:
-        """That output alone, by the name that is reported."""
-        return {str(self): self.part.of(outputs[self.output])}
+        """That output alone, by the name that is reported; rows lie along the last axis."""
+        array = self.part.of(outputs[self.output])
+        if -array.ndim <= self.axis < array.ndim:
+            array = np.moveaxis(array, self.axis, -1)
+        return {str(self): array}
 
 
 class Scoring:
@@ -264,7 +312,9 @@ class Scoring:
         self.metric = metric
         self._free = free
         self.scored = {str(one): one for one in scored}
-        self.totals: dict[str, Accumulator] = {name: metric.start() for name in self.scored}
+        self.totals: dict[str, Accumulator] = {
+            name: metric.start_of(one) for name, one in self.scored.items()
+        }
         self._filled: set[str] = set()  # outputs that were not empty in every batch
         self._one_hot = False
 
@@ -325,7 +375,8 @@ class Scoring:
         warnings = tuple(
             f"output {name!r}: {doubt}" if several else doubt
             for name, total in self.totals.items()
-            for doubt in total.doubts()
+            for doubt in (*total.doubts(), self.scored[name].doubt)
+            if doubt
         )
         return (*warnings, ONE_HOT) if self._one_hot else warnings
 
@@ -341,8 +392,9 @@ def scored_outputs(
     feeds: Feeds,
     outputs: Outputs,
     axis: int | None = None,
+    free: Sequence[FreeOutput] = (),
 ) -> tuple[Scored, ...]:
-    """The outputs that ``metric`` is of; slices of them where it is of each by itself.
+    """The outputs that ``metric`` is of, by slices whose numbers have a unit of their own.
 
     Args:
         metric: The metric.
@@ -350,13 +402,80 @@ def scored_outputs(
         feeds: What the fp32 model was given.
         outputs: What it gave.
         axis: The axis of their slices; None to find them.
+        free: The outputs of free length: which rows they have is no matter of units.
+
+    Raises:
+        UsageError: If the metric is of scores, and an output of different units has none.
     """
-    names = of or _scored_names(metric, feeds, outputs)
+    rows = {one.name for one in free} if metric.of_rows else frozenset[str]()
     return tuple(
-        Scored(output=name, part=part)
-        for name in names
-        for part in (slices_of(outputs[name], axis) if metric.each_output else (WHOLE,))
+        scored
+        for name in of or _scored_names(metric, feeds, outputs)
+        for scored in (
+            [Scored(output=name)]
+            if name in rows
+            else _scored_slices(metric, name, outputs[name], axis)
+        )
     )
+
+
+def _scored_slices(metric: Metric, name: str, wanted: Array, axis: int | None) -> list[Scored]:
+    """What the metric is of in one output; alone by its units that differ."""
+    if metric.reads is Reads.NUMBERS:
+        return [Scored(output=name, part=part) for part in slices_of(wanted, axis)]
+    if metric.reads is Reads.SCORES:
+        return _decided(metric, name, wanted, axis)
+    slices = slices_of(wanted)
+    if metric.reads is Reads.FIRST or len(slices) == 1:
+        return [Scored(output=name)]
+    doubt = (
+        f"the numbers of output {name!r} have different units, {enumerated(slices)}:"
+        f" {metric.name} is of all together, and the largest decide it; use --eval"
+    )
+    return [Scored(output=name, doubt=doubt)]
+
+
+def _decided(metric: Metric, name: str, wanted: Array, axis: int | None) -> list[Scored]:
+    """The slice with scores and, where the metric is of other numbers too, their slices."""
+    decisions, numbers = decisions_of(wanted)
+    if WHOLE in decisions or (not decisions and metric.of_classes):
+        return _together(metric, name, wanted, axis)
+    if not decisions and metric.of_numbers is None:
+        raise UsageError(
+            f"no slice of output {name!r} holds scores of several classes: the numbers of"
+            f" {enumerated(numbers)} have different units",
+            where="--metric",
+            fix="use --metric snr_db or cosine, or --eval",
+        )
+    slices = [Scored(output=name, part=part, axis=part.axis) for part in decisions]
+    if metric.of_classes:
+        doubt = (
+            f"{metric.name} is of {slices[0]}, as the other numbers have other units: labels"
+            " are the numbers of its classes, from 0"
+        )
+        return [replace(one, doubt=doubt) for one in slices]
+    if metric.of_numbers is not None:
+        slices += [
+            Scored(output=name, part=part, axis=part.axis, scores=False) for part in numbers
+        ]
+    return slices
+
+
+def _together(metric: Metric, name: str, wanted: Array, axis: int | None) -> list[Scored]:
+    """An output whose numbers all decide, along the last axis.
+
+    They decide alone by the indices of another axis that the user named, unless labels are of
+    all of them.
+    """
+    parts = (WHOLE,) if axis is None else slices_of(wanted, axis)
+    if WHOLE not in parts and parts[0].axis == wanted.ndim - 1:
+        doubt = (
+            f"which numbers of output {name!r} are scores is not known from the data:"
+            f" {metric.name} is of the largest of each row, whatever --slices says; use --eval"
+        )
+        return [Scored(output=name, doubt=doubt)]
+    parts = (WHOLE,) if metric.of_classes else parts
+    return [Scored(output=name, part=part) for part in parts]
 
 
 def _scored_names(metric: Metric, feeds: Feeds, outputs: Outputs) -> tuple[str, ...]:

@@ -358,7 +358,7 @@ class DataWorkload(Workload):
             if scoring is None:
                 if (reference is None and not part.index) or not self.scored:
                     self.scored = scored_outputs(
-                        self.metric, self.of, batch.feeds, untrimmed, self.slices
+                        self.metric, self.of, batch.feeds, untrimmed, self.slices, free
                     )
                 scoring = Scoring(self.metric, self.scored, free)
             outputs, beside = batch.trim(untrimmed), None

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from finecast.devices.emulation import Emulation, Setting
 from finecast.errors import EngineError, UsageError
 from finecast.graph import Node
+from finecast.naming import kind_of
 from finecast.numbers.formats import FLOATS, Format
 from finecast.planning.free_rows import FreeOutput
 from finecast.usercode import guarded
@@ -236,7 +237,7 @@ class Session(ABC):
         """
         if not callable(deployed):
             raise UsageError(
-                f"a {type(deployed).__name__} runs no model",
+                f"{kind_of(deployed)} runs no model",
                 where="deployed",
                 fix="give a function of the feeds, or what the engine compiled",
             )

@@ -30,6 +30,9 @@ from finecast.planning.sensitivity import (
 )
 from finecast.planning.slices import Slice, check_axis
 
+RELATIVE_ERROR: Final = "relative output error"
+"""What the error of float outputs is called."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exact:
@@ -98,9 +101,10 @@ class Exact:
         return tuple(self.names[n] for n, _ in self._floats() if n not in self.counted)
 
     @property
-    def counts_differing(self) -> bool:
-        """Whether errors are shares of numbers that differ, as no output has floats."""
-        return not self.each and self.counted.isdisjoint(n for n, _ in self._floats())
+    def figure(self) -> str:
+        """What errors are: of a model without float outputs shares of numbers that differ."""
+        floats = bool(self.each) or not self.counted.isdisjoint(n for n, _ in self._floats())
+        return RELATIVE_ERROR if floats else "share of numbers that differ"
 
     def _floats(self) -> list[tuple[int, Array]]:
         return [(n, array) for n, array in enumerate(self.outputs) if is_float(array)]

@@ -140,6 +140,7 @@ class Verified:
             output of the reference; None where nothing was run, or no output has floats.
         outputs: The relative error by output, the worst first. Slices of an output that have
             different units are apart, named as ``y[:, 4:24]``.
+        largest: The largest absolute error by output or slice, in its own unit.
         note: What was not done or not compared, and why.
         reference: What the errors are against: the fp32 model, the fp64 model that it was
             converted from, or the model given where that was converted or quantized before.
@@ -159,6 +160,7 @@ class Verified:
     max_abs_error: float | None = None
     relative_error: float | None = None
     outputs: Mapping[str, float] = field(default_factory=dict[str, float])
+    largest: Mapping[str, float] = field(default_factory=dict[str, float])
     note: str = ""
     reference: str = "fp32"
     taken_error: float | None = None
@@ -233,7 +235,7 @@ def compare(
     }
     outputs = worst_first({n: d.relative for n, d in differences.items() if d.comparable})
     relative = max(outputs.values(), default=0.0)
-    worst = differences[next(iter(outputs))].largest if outputs else 0.0
+    largest = {name: differences[name].largest for name in outputs}
     notes = [*_lone_rows(pairs), *_apart(got, wanted, every=not differences)]
     if all(not one.size for one in wanted.values()):
         notes = ["every output is empty: nothing was compared"]
@@ -243,9 +245,10 @@ def compare(
         )
     return Verified(
         engine=engine,
-        max_abs_error=worst if differences else None,
+        max_abs_error=next(iter(largest.values()), 0.0) if differences else None,
         relative_error=relative if differences else None,
         outputs=outputs,
+        largest=largest,
         note="; ".join(notes),
     )
 

@@ -426,6 +426,7 @@ def _against_fp64(file: OnnxFile, graph: Graph, ran: Compared, found: Verified) 
         max_abs_error=beside.max_abs_error,
         relative_error=beside.relative_error,
         outputs=beside.outputs,
+        largest=beside.largest,
         note=beside.note,
         reference="fp64",
         taken_error=taken.relative_error,

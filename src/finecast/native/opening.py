@@ -19,6 +19,7 @@ from finecast.engines.base import does_not_run
 from finecast.errors import UsageError
 from finecast.files import check_spelling
 from finecast.files.staging import staging
+from finecast.naming import kind_of
 from finecast.native.artefact import Destination
 from finecast.native.model import OpenedModel, ReadOptions, RunOptions
 from finecast.planning.plan import Plan
@@ -348,11 +349,11 @@ def _opened(
         return taken
     if hasattr(model, "plan"):
         raise UsageError(
-            f"a {type(model).__name__} is not a model",
+            f"{kind_of(model)} is not a model",
             fix="give the model it was made of, with plan=result.plan, or result.model",
         )
     raise UsageError(
-        f"a {type(model).__name__} is not a model",
+        f"{kind_of(model)} is not a model",
         fix="give a path, an onnx.ModelProto, an onnx_ir.Model, an openvino.Model, a Keras"
         " model, a PyTorch module or an exported program",
     )

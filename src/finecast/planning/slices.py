@@ -31,6 +31,12 @@ _BOUNDED: Final = 1.0
 _NOISE: Final = 1e-3
 # Numbers by which an index of an axis is judged: of fewer the largest is often a small one.
 _LEAST: Final = 16
+# Numbers of another unit decide every row of what is no decision. Where small numbers are the
+# largest of their row more often than that, they compete with the others as scores do.
+_RARELY: Final = 0.01
+# Coordinates are hardly ever negative, logits mostly: of numbers of another unit than the
+# scores at most this share is.
+_NEGATIVE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +90,32 @@ def slices_of(wanted: _Array, named: int | None = None) -> tuple[Slice, ...]:
         if len(groups) > 1:
             return tuple(Slice(axis=axis, indices=group) for group in groups)
     return (WHOLE,)
+
+
+def decisions_of(wanted: _Array) -> tuple[tuple[Slice, ...], tuple[Slice, ...]]:
+    """The slices that hold a score for each class along an axis, and those that do not.
+
+    Boxes in pixels are larger than every score beside them, so that the largest number of all
+    says which coordinate is the largest, whatever the scores are. Such scores are the slice of
+    the smallest unit, and decide along the axis of the slices. They are chances, or the large
+    numbers are hardly negative, as coordinates. Else the numbers decide together, along the
+    last axis: large ones that are never the largest (masked logits), or small ones that
+    sometimes are.
+    """
+    slices = slices_of(wanted)
+    if WHOLE in slices:
+        return slices, ()
+    axis = slices[0].axis
+    *others, scores = slices
+    own, *larger = (part.of(wanted).astype(np.float64) for part in (scores, *others))
+    best = np.max([numbers.max(axis=axis) for numbers in larger], axis=0)
+    chances = ((own >= 0) & (own <= _BOUNDED)).all()
+    coordinates = all(np.mean(numbers < 0) <= _NEGATIVE for numbers in larger)
+    if np.mean(own.max(axis=axis) > best) > _RARELY or not (chances or coordinates):
+        return (WHOLE,), ()
+    if len(scores.indices or ()) > 1:
+        return (scores,), tuple(others)
+    return ((WHOLE,), ()) if wanted.shape[axis] == 2 else ((), slices)
 
 
 def check_axis(named: int | None, outputs: Iterable[_Array]) -> None:

@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+from finecast.errors import in_python
 from finecast.files import check_writable, write_text
 from finecast.naming import left_out, listed, percent
 from finecast.terminal import Verbatim, finite, one_line, safe
@@ -55,7 +56,7 @@ class TextTable:
             for row in shown
         )
         notes = (*self.notes, *left_out(len(self.rows), _MOST_ROWS, " rows"))
-        below = "".join(f"<p>{escape(safe(note))}</p>" for note in notes)
+        below = "".join(f"<p>{escape(safe(_in_python(note)))}</p>" for note in notes)
         title = escape(safe(self.title or self.left[0]))
         return (
             f"<details><summary>{title}</summary><table><tr>{heads}</tr>{body}</table>{below}"
@@ -66,8 +67,9 @@ class TextTable:
 class Report(ABC):
     """What a verb gives.
 
-    ``print`` shows its ``lines``, a terminal's verb and a notebook its ``tables``, too;
-    ``to_dict`` is what ``--json`` prints, and ``save`` writes that.
+    ``print`` shows its ``lines``, a terminal's verb and a notebook its ``tables``, too. In
+    Python options have the names of keywords there. ``to_dict`` is what ``--json`` prints, and
+    ``save`` writes that.
     """
 
     __slots__ = ()
@@ -88,7 +90,7 @@ class Report(ABC):
 
     def __repr__(self) -> str:
         """The lines, each escaped; those after the first are indented, unless copied."""
-        first, *rest = self.lines
+        first, *rest = map(_in_python, self.lines)
         more = (safe(x) if isinstance(x, Verbatim) else f"  {one_line(x)}" for x in rest)
         return "\n".join((one_line(first), *more))
 
@@ -99,7 +101,7 @@ class Report(ABC):
 
     def _repr_html_(self) -> str:
         """The lines and the tables, for a notebook."""
-        text = escape("\n".join(map(safe, self.lines)))
+        text = escape("\n".join(map(safe, map(_in_python, self.lines))))
         return "".join((f"<pre>{text}</pre>", *(table.html() for table in self.tables)))
 
     def save(self, output: str | Path, *, force: bool = False) -> None:
@@ -112,6 +114,11 @@ class Report(ABC):
         check_writable(path, force=force)
         content = {"version": _VERSION, "report": type(self).__name__, **self.to_dict()}
         write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def _in_python(line: str) -> str:
+    """A line by Python's names of options; one that is copied to a shell is as it was."""
+    return line if isinstance(line, Verbatim) else in_python(line)
 
 
 # ----------------------------------------- lines on the outputs that errors and metrics are of

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from finecast.naming import number_of, percent
+from finecast.engines.exact import RELATIVE_ERROR
+from finecast.naming import an, number_of, percent
 from finecast.planning.alternatives import error_share
 
 _NAMED: Final = 3
@@ -202,8 +203,7 @@ def _limit(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
     first = content["ops"][_main_op(content, unit)]
     others = len(unit["ops"]) - 1
     with_it = f" (decided with {number_of(others, 'other op')})" if others else ""
-    article = "an" if first["op"][:1] in "aeiou" else "a"
-    what = f"{first['name']}, {article} {first['op']}{with_it},"
+    what = f"{first['name']}, {an(first['op'])}{with_it},"
     errors, saved = unit["error"], _saved(unit)
     if unit["type"] == _FP32:
         worst = max(saved, key=lambda f: errors.get(f, 0.0))
@@ -299,7 +299,7 @@ def prediction_off(found: Mapping[str, Any] | None) -> str:
         found: What ``tune`` found, as ``--json`` prints it; None if nothing was searched.
     """
     errors = (found or {}).get("relative_error") or {}
-    if not errors.get("outputs"):
+    if not errors.get("outputs") or not _is_relative(errors):
         return ""
     both = (errors["predicted"], errors["measured"])
     predicted, measured = (math.nan if error is None else error for error in both)
@@ -313,6 +313,11 @@ def prediction_off(found: Mapping[str, Any] | None) -> str:
         f"the output error is {how} the predicted one: errors of single ops do not add up in"
         " this model, and those predicted for other plans may be as far off"
     )
+
+
+def _is_relative(errors: Mapping[str, Any]) -> bool:
+    """Whether measured errors are relative ones, as those that are predicted of roundings."""
+    return errors.get("figure", RELATIVE_ERROR) == RELATIVE_ERROR
 
 
 def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
@@ -344,8 +349,9 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     elif predicted:
         how = f"predicted to be {predicted:.2f} times {good} {chosen}"
     measured = (one.get("measured") or {}).get("relative_error")
-    error = f"its output error is {'' if measured else 'predicted as '}"
+    error = f"; its output error is {'' if measured else 'predicted as '}"
     error += _share(one["predicted"]["relative_error"] if measured is None else measured)
+    error = error if _is_relative(found.get("relative_error") or {}) else ""
     metric = f"{found['metric']} {_figure(one['metric'])}"
     missed = f"it misses {accuracy_asked(found)} with {metric}"
     conditions = found.get("conditions") or {}
@@ -355,8 +361,8 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
             f" certified at {conditions['confidence']:.4g} confidence"
         )
     known = {
-        None: f"it was not evaluated on all data; {error}",
-        True: f"it keeps {accuracy_asked(found)}, too, with {metric}; {error}",
+        None: f"it was not evaluated on all data{error}",
+        True: f"it keeps {accuracy_asked(found)}, too, with {metric}{error}",
         False: missed,
     }[one["passed"]]
     return f"The next faster plan, {one['name']}, was {how}: {known}."

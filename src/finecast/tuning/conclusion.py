@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 from finecast.data.metrics import by_output
-from finecast.data.workload import Workload
+from finecast.data.workload import Workload, sample_count
 from finecast.engines.base import calls_of
 from finecast.engines.probe import Speed
 from finecast.engines.usage import Inputs, by_the_hint
@@ -126,6 +126,8 @@ class Conclusion:
             kernels=tuple(kernels),
             predicted_parts={} if gains else self._parts(found.plan),
             output_errors=errors,
+            error_figure=exact.figure,
+            error_samples=sample_count(exact.calls),
             left_out=exact.left_out,
             gains=gains,
             certificate=self.trials.certificates.get(name),

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.data.metrics import by_output
-from finecast.data.workload import Workload
+from finecast.data.workload import Workload, sample_count
 from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.engines.base import Array, EmulatedSession, Session, outputs_on
-from finecast.engines.exact import CachedSession, Exact
+from finecast.engines.exact import RELATIVE_ERROR, CachedSession, Exact
 from finecast.graph import Graph, Node, Value
+from finecast.naming import number_of
 from finecast.native.device import DeviceModel
 from finecast.native.model import OpenedModel
 from finecast.numbers.formats import Format
@@ -41,7 +42,10 @@ class EmulationReport(Report):
         baseline: The metric of the model without a device.
         reference: What that model is called: fp32, or "the model given" if that was low.
         metric: That of the emulated model.
-        errors: Relative errors of the outputs on calibration data, the worst first.
+        errors: Errors of the outputs on the first samples of the data, or on calibration data,
+            the worst first.
+        error_figure: What these errors are called.
+        samples: The number of samples that the errors are of; the metric is of all data.
         left_out: The outputs without one.
         cast_ops: The number of ops that read low operands.
         contributions: Cast ops by their error, the worst first.
@@ -57,6 +61,8 @@ class EmulationReport(Report):
     metric: float
     errors: Mapping[str, float]
     left_out: tuple[str, ...]
+    error_figure: str = RELATIVE_ERROR
+    samples: int
     cast_ops: int
     contributions: tuple[Contribution, ...]
     seconds: float
@@ -71,6 +77,7 @@ class EmulationReport(Report):
         return [
             f"{self.target} {self.options}".strip(),
             *self.summary,
+            *output_lines(self.errors, self.left_out, by_output(self.metric)),
             *(f"{c.node.name}: {c.share:.1%}" for c in self.contributions[:_SHOWN_OPS]),
             *(f"warning: {text}" for text in self.warnings),
         ]
@@ -82,7 +89,9 @@ class EmulationReport(Report):
         metrics = f"{self.metric_name}: {before}, emulated {self.metric:.6g}"
         if not self.cast_ops and not self.error:
             return (metrics, f"nothing is lowered: the numbers are those of {self.reference}")
-        return (metrics, f"relative output error {self.error:.3g}; {self.cast_ops} ops cast")
+        on = number_of(self.samples, "sample")
+        error = f"{self.error_figure} on {on} {self.error:.3g}"
+        return (metrics, f"{error}; {number_of(self.cast_ops, 'op')} cast")
 
     @property
     def tables(self) -> Sequence[TextTable]:
@@ -120,6 +129,8 @@ class EmulationReport(Report):
             "emulated": self.metric,
             "output_error": self.error,
             "output_errors": self.errors,
+            "figure": self.error_figure,
+            "samples": self.samples,
             "left_out": list(self.left_out),
             "outputs": by_output(self.metric),
             "cast_ops": self.cast_ops,
@@ -198,6 +209,8 @@ def emulate(
         metric=metric,
         errors=errors,
         left_out=device.exact.left_out,
+        error_figure=device.exact.figure,
+        samples=sample_count(device.exact.calls),
         cast_ops=len(setting.reads),
         contributions=tuple(op_contributions),
         seconds=time.perf_counter() - start,

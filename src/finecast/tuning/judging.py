@@ -19,7 +19,7 @@ from finecast.data.metrics import by_output
 from finecast.data.sources import DataOptions, file_of
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, sample_count
 from finecast.engines.base import Array, Feeds, Session
-from finecast.engines.exact import Exact
+from finecast.engines.exact import RELATIVE_ERROR, Exact
 from finecast.errors import UsageError, UserCodeError
 from finecast.graph import Graph
 from finecast.naming import Option
@@ -94,7 +94,7 @@ class ErrorJudge(Judge):
 
     exact: Exact
     limit: float
-    figure: str = "relative output error"
+    figure: str = RELATIVE_ERROR
     baseline: float = 0.0
     worst: str = ""
     samples: int = field(init=False)
@@ -102,8 +102,7 @@ class ErrorJudge(Judge):
     def __post_init__(self) -> None:
         """The figure's name says what the error is of."""
         self.samples = sample_count(self.exact.calls)
-        if self.exact.counts_differing:
-            self.figure = "share of numbers that differ"
+        self.figure = self.exact.figure
 
     def judge(self, session: Session) -> tuple[float, bool]:
         """The error, which has to be within the limit."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 from finecast.data.certificates import Certificate
 from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
+from finecast.engines.exact import RELATIVE_ERROR
 from finecast.engines.usage import Inputs, how_to_run, in_memory_notes
 from finecast.errors import UsageError
 from finecast.measure.environment import environment
@@ -136,6 +137,9 @@ class Result(Report):
             empty where the plan has not both.
         kernels: The kernels of the tuned model, if the engine tells.
         output_errors: The same by output, measured where it was predicted, the worst first.
+        error_figure: What these errors are called. Shares of numbers that differ, of outputs
+            without floats, are not what was predicted of roundings.
+        error_samples: The number of samples that they are of; the metric is of all data.
         left_out: Outputs that no error is told of, as they copy an input or others are named.
         target: The device that was emulated, with modelled times; empty if all was measured.
         reused: How many of the trials an earlier run made.
@@ -188,6 +192,8 @@ class Result(Report):
     predicted_parts: Mapping[str, float] = field(default_factory=dict[str, float])
     kernels: tuple[KernelTime, ...] = ()
     output_errors: Mapping[str, float] = field(default_factory=dict[str, float])
+    error_figure: str = RELATIVE_ERROR
+    error_samples: int = 0
     left_out: tuple[str, ...] = ()
     target: str = ""
     reused: int = 0
@@ -464,6 +470,8 @@ class Result(Report):
                 "predicted": self.predicted_error,
                 "predicted_parts": dict(self.predicted_parts),
                 "measured": self.measured_error,
+                "figure": self.error_figure,
+                "samples": self.error_samples,
                 "outputs": self.output_errors,
                 "left_out": list(self.left_out),
             },
@@ -566,6 +574,7 @@ def _verified(checked: Verified) -> dict[str, Any]:
     return {
         "engine": checked.engine,
         "max_abs_error": checked.max_abs_error,
+        "max_abs_errors": dict(checked.largest),
         "relative_error": checked.relative_error,
         "outputs": dict(checked.outputs),
         "reference": checked.reference,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from finecast.devices.targets import load_target
+from finecast.engines.exact import RELATIVE_ERROR
 from finecast.measure.environment import cpu_label, environment
 from finecast.naming import enumerated, number_of, percent
 from finecast.numbers.formats import Format
@@ -114,9 +115,11 @@ def notes(result: Result) -> list[str]:
     lines, record = [_made_of(result), *result.plan.declared], result.to_dict()
     if result.improved:
         seen = "emulated" if result.target else "measured"
+        comparable = result.error_figure == RELATIVE_ERROR
+        predicted = f"predicted {percent(result.predicted_error)}, " if comparable else ""
         lines.append(
-            f"relative output error: predicted {percent(result.predicted_error)},"
-            f" {seen} {percent(result.measured_error)}"
+            f"{result.error_figure}: {predicted}{seen} {percent(result.measured_error)},"
+            f" on {number_of(result.error_samples, 'sample')}"
         )
         off = prediction_off(record)
         lines += [off] if off else []

@@ -34,6 +34,7 @@ from finecast.data import to_array
 from finecast.engines import DTYPES, Array, Session, candidates
 from finecast.errors import EngineError, UsageError
 from finecast.files import check_writable, writing
+from finecast.naming import kind_of
 from finecast.rules import DEFAULT_POLICY
 from finecast.usercode import guarded
 
@@ -192,13 +193,13 @@ def _tokenized(data: Any, tokenizer: Any) -> Iterator[Array]:
     """The tokens of each text of ``data``; raises UsageError as ``tokens``."""
     if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
         raise UsageError(
-            f"a {type(data).__name__} is given, and no texts",
+            f"{kind_of(data)} is given, and no texts",
             where="data",
             fix="give a list of texts, as [text], or of the tokens of each",
         )
     if tokenizer is not None and not callable(tokenizer):
         raise UsageError(
-            f"a {type(tokenizer).__name__} makes no tokens of a text",
+            f"{kind_of(tokenizer)} makes no tokens of a text",
             where="tokenizer",
             fix="give an object: transformers.AutoTokenizer.from_pretrained(NAME)",
         )
@@ -249,9 +250,7 @@ def export(model: Any, path: str | Path) -> Path:
     _check_model(model)
     given: Any = path
     if not isinstance(given, str | Path):
-        raise UsageError(
-            f"a {type(path).__name__} is no path", where="path", fix="name a file"
-        )
+        raise UsageError(f"{kind_of(path)} is no path", where="path", fix="name a file")
     check_writable(Path(path), force=True)
     flat, past = _flattened(model)
     ids = torch.zeros((2, 3), dtype=torch.int64)  # no size is that of another axis
@@ -412,7 +411,7 @@ def _check_model(model: Any) -> None:
     if hasattr(model, "generate") and hasattr(model, "config") and callable(model):
         return
     raise UsageError(
-        f"a {type(model).__name__} is no causal language model of transformers",
+        f"{kind_of(model)} is no causal language model of transformers",
         where="model",
         fix="give an object: transformers.AutoModelForCausalLM.from_pretrained(NAME)",
     )

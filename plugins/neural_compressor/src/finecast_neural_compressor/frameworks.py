@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from finecast import api
 from finecast.errors import EngineError, UsageError
+from finecast.naming import kind_of
 from finecast_neural_compressor.config import (
     MixedPrecisionConfig,
     PostTrainingQuantConfig,
@@ -94,7 +95,7 @@ def framework_of(model: Any) -> str:
     known = "an ONNX model or path"
     if importlib.util.find_spec("torch") is not None:
         known = f"an nn.Module, {known}"
-    raise UsageError(f"cannot convert a {shown}", fix=f"give {known}")
+    raise UsageError(f"cannot convert {kind_of(model)}", fix=f"give {known}")
 
 
 def given(

@@ -18,6 +18,7 @@ from finecast.data import Workload, check_finite, metric_value, spread
 from finecast.engines import Feeds, Session, Speed, explain, lacks_kernel
 from finecast.errors import EngineError, ModelError, UsageError, UserCodeError
 from finecast.graph import Graph
+from finecast.naming import kind_of
 from finecast.native import Subject, commonest_verdict
 from finecast.ops import by_name
 from finecast.rules import UserRule
@@ -84,7 +85,7 @@ class ModelEvaluation:
                 with guarded(
                     "the evaluation failed",
                     where=where,
-                    fix=f"it is given a {type(model).__name__}, the model as it was or"
+                    fix=f"it is given {kind_of(model)}, the model as it was or"
                     " converted, and returns a number",
                 ):
                     accuracy = self.function(model)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from finecast import Format, Goal
 from finecast.data import check_finite
 from finecast.errors import UsageError
+from finecast.naming import kind_of
 from finecast.tuning import Budget
 from finecast_neural_compressor import quantization
 from finecast_neural_compressor.config import MixedPrecisionConfig
@@ -66,9 +67,7 @@ def fit(
     """
     settings: Any = conf or config or MixedPrecisionConfig()
     if not isinstance(settings, MixedPrecisionConfig):
-        raise UsageError(
-            f"conf is a {type(settings).__name__}", fix="give a MixedPrecisionConfig"
-        )
+        raise UsageError(f"conf is {kind_of(settings)}", fix="give a MixedPrecisionConfig")
     if Format.INT8 in settings.formats:
         return quantization.fit(
             model,

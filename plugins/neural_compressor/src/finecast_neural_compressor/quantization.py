@@ -13,6 +13,7 @@ from typing import Any
 from finecast import Format, Policy, Scope
 from finecast.errors import UsageError
 from finecast.graph import Node
+from finecast.naming import kind_of
 from finecast.ops import by_name
 from finecast_neural_compressor.config import PostTrainingQuantConfig
 from finecast_neural_compressor.frameworks import framework_of, given
@@ -66,9 +67,7 @@ def fit(
         ModelError: If no product could be converted.
     """
     if not isinstance(conf, PostTrainingQuantConfig):
-        raise UsageError(
-            f"conf is a {type(conf).__name__}", fix="give a PostTrainingQuantConfig"
-        )
+        raise UsageError(f"conf is {kind_of(conf)}", fix="give a PostTrainingQuantConfig")
     framework_of(model)  # what it is comes first: other settings would not help
     conf.check()
     if calib_func is not None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from finecast import Format, Plan
 from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
+from finecast.naming import kind_of
 from finecast.ops import by_name
 from finecast_tensorflow.frontend.library import tf
 from finecast_tensorflow.native import take
@@ -46,10 +47,10 @@ def apply_plan(model: Any, plan: Plan) -> dict[str, str]:
             has no policy for; the model is unchanged then.
     """
     if not hasattr(model, "_flatten_layers"):
-        raise UsageError(f"a {type(model).__name__} is no Keras model", fix="give one")
+        raise UsageError(f"{kind_of(model)} is no Keras model", fix="give one")
     if not hasattr(plan, "decisions"):  # what has no types may give none
         raise UsageError(
-            f"a {type(plan).__name__} is no plan",
+            f"{kind_of(plan)} is no plan",
             fix="give the plan of a conversion; a model of tune's has none where"
             " outcome.improved is false",
         )

@@ -15,6 +15,7 @@ from finecast.errors import UsageError
 from finecast.files import check_writable_folder, digest, staging
 from finecast.frontends import KERAS_SUFFIX, NativeModel, PreparedModel, load_keras
 from finecast.graph import Dim, Graph
+from finecast.naming import kind_of
 from finecast.native import (
     Built,
     EngineBuilt,
@@ -77,7 +78,7 @@ def take(model: Any) -> TensorFlowModel:
     if hasattr(model, "layers") and hasattr(model, "export"):
         return of_frozen(of_keras(model), model.name)
     raise UsageError(
-        f"a {type(model).__name__} is not a model that finecast converts",
+        f"{kind_of(model)} is not a model that finecast converts",
         fix="give a Keras model, or the folder that tf.saved_model.save wrote",
     )
 

@@ -28,7 +28,7 @@ from finecast.engines.torch import CompiledCost, TorchEngine
 from finecast.errors import UsageError
 from finecast.frontends.torch import CASTS, TorchPrepared, mark_regions
 from finecast.graph import Graph
-from finecast.naming import listed, look_up, suggestion
+from finecast.naming import kind_of, listed, look_up, suggestion
 from finecast.native import Judging, Times
 from finecast.native.torch import planner_of, slow_formats
 from finecast.ops import graph_flops, recurrent_flops
@@ -121,7 +121,7 @@ def compile(  # noqa: A001 - named after torch.compile
     """
     if not callable(function):
         raise UsageError(
-            f"a {type(function).__name__} cannot be compiled",
+            f"{kind_of(function)} cannot be compiled",
             fix="give a module or a function; for a file finecast.torch.load(path).module()",
         )
     backend = Backend(

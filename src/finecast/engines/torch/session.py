@@ -22,6 +22,7 @@ from finecast.frontends.torch.aten import DTYPES, dtype_label
 from finecast.frontends.torch.capture import evaluating, user_ports
 from finecast.frontends.torch.draws import draw_numbers, draws, fixed_draws
 from finecast.frontends.torch.runnable import Isolated, RunnableModule
+from finecast.naming import kind_of
 from finecast.numbers.formats import Format
 from finecast.planning.points import SWITCH
 
@@ -277,7 +278,7 @@ def arguments_of(
     """
     if not isinstance(module, torch.nn.Module | ExportedProgram):
         raise UsageError(
-            f"a {type(module).__name__} is no module and no exported program",
+            f"{kind_of(module)} is no module and no exported program",
             fix="give an nn.Module whose forward calls it, or a program, as"
             " finecast.torch.load(path) of a .pt2 file",
         )
@@ -288,7 +289,7 @@ def arguments_of(
         raise UsageError("a module needs example inputs", fix="give example_inputs")
     if not isinstance(args, tuple | list):
         raise UsageError(
-            f"example_inputs is a {type(args).__name__}",
+            f"example_inputs is {kind_of(args)}",
             fix="give the positional inputs as a tuple, as (x,)",
         )
     keywords = dict(kwargs or {})

@@ -36,6 +36,7 @@ from finecast.frontends.onnx.verify import (
     name_graphs,
     sort_nodes,
 )
+from finecast.naming import kind_of
 from finecast.numbers.encodings import Scaled
 from finecast.planning.provenance import Provenance
 
@@ -112,7 +113,7 @@ def from_model(model: object) -> OnnxFile:
     """
     if not isinstance(model, onnx.ModelProto | ir.Model):
         raise UsageError(
-            f"a {type(model).__name__} is not an ONNX model",
+            f"{kind_of(model)} is not an ONNX model",
             fix="give a path, an onnx.ModelProto or an onnx_ir.Model",
         )
     stage = Stage()

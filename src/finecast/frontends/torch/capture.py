@@ -37,6 +37,7 @@ from finecast.frontends.torch.restating import (
     state_linear_layers,
 )
 from finecast.graph import Graph
+from finecast.naming import kind_of
 from finecast.rules.override import names_biases
 
 _OWN_WEIGHTS: Final = (
@@ -141,7 +142,7 @@ def _check_plain(program: ExportedProgram) -> None:
     for name, tensor in {**program.state_dict, **program.constants}.items():
         if is_traceable_wrapper_subclass(tensor):
             raise UsageError(
-                f"{name!r} is a {type(tensor).__name__}, which stands for other tensors:"
+                f"{name!r} is {kind_of(tensor)}, which stands for other tensors:"
                 " its numbers cannot be planned",
                 fix="give the module as it was before it was quantized or sharded",
             )

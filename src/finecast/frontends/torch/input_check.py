@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
 from finecast.errors import UsageError
+from finecast.naming import kind_of
 
 _PLAIN: Final = (bool, int, float, str, type(None))
 _LEAST_FREE: Final = 2
@@ -220,4 +221,4 @@ def _unlike(law: ExpectedInput, wanted: str, got: str) -> UsageError:
 def _shown(leaf: Any) -> str:
     if isinstance(leaf, torch.Tensor):
         return f"a tensor of shape {list(leaf.shape)}"
-    return repr(leaf) if isinstance(leaf, _PLAIN) else f"a {type(leaf).__name__}"
+    return repr(leaf) if isinstance(leaf, _PLAIN) else f"{kind_of(leaf)}"

@@ -20,6 +20,7 @@ from finecast.files import writing
 from finecast.files.staging import staging
 from finecast.frontends.torch.archive import containers_in, load_program
 from finecast.frontends.torch.capture import quiet
+from finecast.naming import kind_of
 from finecast.planning.plan import Plan
 from finecast.planning.provenance import Provenance
 
@@ -88,7 +89,7 @@ def _check_program(program: object) -> None:
     """Raise UsageError for what is no exported program, as a converted module is none."""
     if not isinstance(program, ExportedProgram):
         raise UsageError(
-            f"a {type(program).__name__} is no exported program",
+            f"{kind_of(program)} is no exported program",
             fix="finecast.torch.export(low, program), with the program that it was made of",
         )
 
