@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from finecast.errors import ModelError
 from finecast.frontends.exact_casts import StoredAs, rounded_by, stored_as
 from finecast.frontends.native_model import NativeModel, replay
-from finecast.frontends.openvino.bodies import Entry, hand_in
+from finecast.frontends.openvino.bodies import Entry, hand_in, hand_out
 from finecast.frontends.openvino.changes import inserted, note_inserted
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import FreshOpNames, OvBinding, port_name, read
@@ -387,6 +387,12 @@ class OvNative(NativeModel):
         assert body is not None
         return {region: hand_in(body, tensor)}
 
+    def hand_out(self, region: int, count: openvino.Output | None) -> openvino.Output:
+        """A new output of the op and of its bodies."""
+        body = self.binding.regions[region]
+        assert body is not None
+        return hand_out(body, count)
+
     def join(self, other: OvNative) -> None:
         """Let ops of ``other`` read this model's inputs, and drop its names of tensors."""
         model, joined = self.binding.model, other.binding.model
@@ -418,7 +424,8 @@ class OvNative(NativeModel):
             for name, port in outputs.items():
                 port.set_names({name})
             make: Any = openvino.Model
-            model = make(list(outputs.values()), model.get_parameters(), "mean errors")
+            kept = model.get_sinks(), model.get_parameters()
+            model = make([*outputs.values()], *kept, model.get_friendly_name())
         model.validate_nodes_and_infer_types()
         return model
 
