@@ -25,7 +25,7 @@ from tests.frontends.tools import parse
 RNG = np.random.default_rng(3)
 WEIGHTS: Final = (RNG.normal(size=(16, 16)) / 4).astype(np.float32)
 X: Final = RNG.normal(size=(8, 16)).astype(np.float32)
-LARGE: Final = np.vstack([np.full((1, 16), 50, np.float32), X[1:]])
+LARGE: Final = np.vstack([np.full((1, 16), 1500, np.float32), X[1:]])
 BATCHES: Final = {"small": [{"x": X}], "both": [{"x": X}, {"x": LARGE}]}
 
 # A square in fp16 overflows at 256. The names of the branches' values are the same.
@@ -219,3 +219,30 @@ def test_a_search_and_an_explanation_keep_it_in_fp32(tmp_path: Path) -> None:
     assert ("unseen", "fp32", told.why, "body of branch") in told.verdicts
     result = finecast.tune(path, tmp_path / "low.onnx", data=data, target="trn1")
     assert any("'mm'" in text and "no sample" in text for text in result.warnings)
+
+
+@pytest.mark.parametrize("name", ["if", "loop", "nested"])
+def test_blame_names_the_low_ops_within_a_body(name: str, tmp_path: Path) -> None:
+    """An If or Loop computes in no format: what is low is in the body that the data runs."""
+    path, low = saved(name, ".onnx", tmp_path), tmp_path / "low.onnx"
+    outside = "before|after|branch/phi.*|outer/phi.*|other|end|inside"
+    policy = Policy("all:fp16", exclude=(outside,))
+    finecast.convert(path, low, policy=policy, verify=False)
+    told = finecast.blame(path, low, data={"x": LARGE})
+    (culprit,) = told.culprits
+    assert culprit.node == {"nested": "outer"}.get(name, "branch")
+    assert culprit.format == "fp16"
+    assert culprit.within == ("mm", "square", "root")
+    assert culprit.reasons[0] == "low ops in its bodies: mm, square, root"
+    assert told.first is not None
+    assert told.first.node == culprit.node
+    assert "mm|square|root" in told.keep
+    assert told.largest_shares == {culprit.node: 1.0}
+
+
+def test_blame_reads_ir_with_bodies_in_reduced_precision(tmp_path: Path) -> None:
+    path, low = saved("if", ".xml", tmp_path), tmp_path / "low.xml"
+    finecast.convert(path, low, "all:fp16", verify=False)
+    told = finecast.blame(path, low, data={"x": X})
+    assert told.passed
+    assert not any("without a partner" in text for text in told.warnings)

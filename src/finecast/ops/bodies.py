@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from finecast.graph import Graph, Node
+from finecast.graph import PHI, Graph, Node
 
 LOOPS: Final = frozenset({"loop", "scan"})
 """Canonical ops whose body may run several times in a call."""
@@ -26,3 +27,23 @@ def body_owners(graph: Graph) -> dict[int, Node]:
             owners |= dict.fromkeys(own, node)
             waiting -= own
     return owners
+
+
+def owner_of(graph: Graph, node: Node) -> Node | None:
+    """The op with bodies of which ``node``, a phi, is a result; None for other nodes."""
+    if node.op != PHI:
+        return None
+    owners = graph.once(body_owners).values()
+    same = (o for o in owners if (o.name, o.region) == (node.scope, node.region))
+    return next(same, None)
+
+
+def nodes_within(graph: Graph, owner: Node) -> Iterator[Node]:
+    """The nodes of the bodies of ``owner``, and of the bodies within these."""
+    owners = graph.once(body_owners)
+    for node in graph.nodes:
+        around = owners.get(node.region)
+        while around is not None and around is not owner:
+            around = owners.get(around.region)
+        if around is owner:
+            yield node

@@ -24,6 +24,7 @@ from finecast.frontends.onnx.editor import FREE_INITIALIZERS, MARK, ROUNDING, Po
 from finecast.frontends.onnx.folding import OnnxFolding
 from finecast.frontends.onnx.types import bodies
 from finecast.graph import (
+    INNER,
     ROUNDS,
     SCALARS,
     Attribute,
@@ -216,6 +217,7 @@ class _Reader:
         """Add the node that ties the values which ``node`` makes share a type."""
         sources = [p.value() for p in merge.inputs]
         labels = {dtype_label(v.type) for v in (*sources, *merge.outputs)}
+        inner = sum(v.producer() is not node for v in merge.outputs)
         shared = labels.pop() if len(labels) == 1 and not fixed else ""
         self.binding.owners[len(self.builder.nodes)] = node
         self.binding.nodes.append(None)
@@ -229,7 +231,7 @@ class _Reader:
             ),
             FORMATS.get(shared),
             admits=admits,
-            attributes={"of": node.op_type, "port": merge.name},
+            attributes={"of": node.op_type, "port": merge.name, INNER: inner},
             region=region,
         )
 

@@ -34,7 +34,7 @@ from finecast.frontends.openvino.types import (
     replace_op,
     take_names,
 )
-from finecast.graph import INNER, Graph
+from finecast.graph import Graph
 from finecast.numbers.encodings import Encoding, Scaled, packed
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
@@ -64,9 +64,8 @@ def observable(graph: Graph, *, decisions: bool = False) -> dict[str, int]:
         if shown and value.constant is None and value.producer is not None:
             maker = graph.nodes[value.producer]
             index = maker.outputs.index(value.id)
-            inner = maker.attributes.get(INNER, 0)
             stores = maker.native == _STORES
-            if not (maker.region or stores) and isinstance(inner, int) and index >= inner:
+            if not (maker.region or stores) and value.id in maker.outer_outputs:
                 ids_by_name[f"{maker.name}:{index}"] = value.id
     return ids_by_name
 
