@@ -240,6 +240,23 @@ def test_held_models_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_a_small_file_that_states_large_constants_counts_as_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two such models of .4 GB were in memory at once, with what an engine makes of them."""
+    taken = iter([0, 1 << 29, 1 << 29, (1 << 29) + 1000, (1 << 29) + 1000, 1 << 30])
+    monkeypatch.setattr(dry_run_worker, "resident_bytes", lambda: next(taken))
+    monkeypatch.setitem(
+        dry_run_worker._LIBRARIES, "openvino", lambda stage: lambda settings, model: print
+    )
+    served = dry_run_worker._Served("openvino")
+    held: list[list[str]] = []
+    for key in ("large", "small", "large too"):
+        served.load({"settings": {}, "key": key, "bytes": 100}, b"")
+        held.append(list(served.held))
+    assert held == [["large"], ["small"], ["large too"]]
+
+
 def test_one_model_is_held_where_the_process_has_many_mappings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

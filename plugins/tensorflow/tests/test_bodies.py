@@ -18,8 +18,9 @@ from finecast.engines import get_engine
 from finecast.engines.base import Session
 from finecast.engines.emulator.session import plan_session
 from finecast.errors import ExitCode
-from finecast.frontends.native_model import with_roundings
+from finecast.frontends.native_model import runs_of, with_roundings
 from finecast.graph import Graph
+from finecast.native.observing import unseen
 from finecast.native.planning import make_planner
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -375,3 +376,33 @@ def test_names_of_the_graph_are_its_own(saved: Callable[[str], Saved]) -> None:
         other.input[:] = [inside.name if i == before else i for i in other.input]
     names = [n.name for n in frontend.capture(model, "").graph.nodes]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "sign", "dead"),
+    [("cond", 1, "else"), ("cond", -1, "then"), ("while_loop", 1, "")],
+)
+def test_a_branch_that_no_sample_takes_is_unseen(
+    name: str, sign: int, dead: str, saved: Callable[[str], Saved]
+) -> None:
+    file = saved(name).file
+    prepared = frontend.prepare(file, Policy.parse("none"))
+    feeds = {"x": np.full((2, WIDTH), sign, np.float32)}
+    facts = unseen(prepared, lambda: [feeds])
+    makers = {file.graph.nodes[file.graph.values[i].producer or 0].name for i in facts}
+    assert {maker.split("/")[1] for maker in makers} == ({dead} if dead else set())
+
+
+def test_runs_of_loops_within_one_another_are_counted(saved: Callable[[str], Saved]) -> None:
+    """A loop of three steps; a branch in a loop's body; bodies of every kind of op."""
+    for name in MODELS:
+        one = saved(name)
+        prepared = frontend.prepare(one.file, Policy.parse("none"))
+        regions = sorted({n.region for n in prepared.graph.float_nodes if n.region})
+        if not regions:
+            continue
+        counts = run(prepared.with_runs(regions), one.feeds())
+        roles = {r: one.file.binding.regions[r].role for r in regions}
+        assert all(counts[runs_of(r)] >= 1 for r, role in roles.items() if role == "body")
+        chosen = [counts[runs_of(r)] for r, role in roles.items() if role != "body"]
+        assert not chosen or max(chosen) >= 1

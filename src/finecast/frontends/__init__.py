@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from finecast.frontends.keras_models import load_keras as load_keras
     from finecast.frontends.keras_models import reason as reason
     from finecast.frontends.keras_models import with_flat_outputs as with_flat_outputs
+    from finecast.frontends.native_model import RUNS as RUNS
     from finecast.frontends.native_model import SCALE as SCALE
     from finecast.frontends.native_model import NativeModel as NativeModel
     from finecast.frontends.native_model import adjust as adjust

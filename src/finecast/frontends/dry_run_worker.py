@@ -31,6 +31,13 @@ _LARGEST_HELD_BYTES: Final = max(_MOST_HELD_BYTES, _MEMORY_BYTES // 8)
 """A larger model is let go as soon as it is loaded, and never run: it is in memory here and in
 the process that asks, and each time compiled, which may take twice its size."""
 
+_COPIES: Final = 3
+"""Of a model's files that a load takes: the file, weights as kernels read them, and one on the
+way."""
+_OWN_BYTES: Final = 128 << 20
+"""What a load takes for kernels and pools, whatever the model. What it takes beyond these two
+are constants that the model states in few bytes: such a model counts as that many bytes."""
+
 _MOST_RESIDENT_BYTES: Final = 2 << 30
 """Models are let go after a run that leaves the process larger: their buffers are large."""
 
@@ -374,18 +381,19 @@ class _Served:
         """Load a model and hold it, if it is not too large."""
         loaded = self._loaded(request, payload)
         if loaded is not None:
-            self._hold(request["key"], loaded, request["bytes"])
+            self._hold(request["key"], *loaded)
         return {"status": "done"}, b""
 
     def keep(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Load a model, unless it is here, and keep it; absent if it tells nothing."""
         key = request["key"]
-        known = self.kept.get(key) or self.held.pop(key, None)
-        loaded = self._loaded(request, payload) if known is None else known[0]
-        facts = None if loaded is None else loaded.told()
-        if loaded is None or facts is None:
+        known = (
+            self.kept.get(key) or self.held.pop(key, None) or self._loaded(request, payload)
+        )
+        facts = None if known is None else known[0].told()
+        if known is None or facts is None:
             return {"status": "absent"}, b""
-        self.kept[key] = loaded, request["bytes"]
+        self.kept[key] = known
         return {"status": "done", "told": facts}, b""
 
     def run(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -414,10 +422,16 @@ class _Served:
             a.tobytes() for a in outputs
         )
 
-    def _loaded(self, request: Mapping[str, Any], payload: bytes) -> _Loaded | None:
-        path = request.get("path")
-        self._make_room(request["bytes"])  # before, so that two large ones are never here
-        return self.load_model(request["settings"], payload if path is None else path)
+    def _loaded(
+        self, request: Mapping[str, Any], payload: bytes
+    ) -> tuple[_Loaded, int] | None:
+        """The model, with the bytes that it counts as."""
+        path, size = request.get("path"), request["bytes"]
+        self._make_room(size)  # before, so that two large ones are never here
+        before = resident_bytes()
+        loaded = self.load_model(request["settings"], payload if path is None else path)
+        stated = resident_bytes() - before - _COPIES * size - _OWN_BYTES
+        return None if loaded is None else (loaded, max(size, stated))
 
     def _hold(self, key: str, loaded: _Loaded, size: int) -> None:
         if size > _LARGEST_HELD_BYTES:

@@ -43,6 +43,9 @@ OFFSET: Final = "finecast_offset"
 SCALE: Final = "finecast_scale"
 """What the names of multiplications and additions begin with that adjustments insert."""
 
+RUNS: Final = "finecast_runs"
+"""What the names of outputs and ops begin with that count the runs of bodies."""
+
 
 class NativeModel(ABC):
     """A copy of a native model, in which ops can be given other tensors to read.
@@ -195,6 +198,17 @@ class NativeModel(ABC):
         """Make ``tensor``, of the parent's region, an input of a body.
 
         Returns the input by its region; an op may have to have it in all of its bodies.
+        """
+        raise NotImplementedError
+
+    def hand_out(self, region: int, count: Any | None) -> Any:
+        """A number of a body, summed over all runs of the body, in the parent's region.
+
+        0 where the body does not run.
+
+        Args:
+            region: The body.
+            count: A result of an earlier call, in this region; None for 1 in each run.
         """
         raise NotImplementedError
 
@@ -364,6 +378,25 @@ def _rounded(model: NativeModel, value: int, tensor: Any, encoding: Reading) -> 
         encoding=None if isinstance(encoding, Format) else encoding,
     )
     return model.rounded(tensor, how)
+
+
+def with_runs(model: NativeModel, regions: Iterable[int]) -> Any:
+    """The native model with new outputs alone: how often each of ``regions`` runs in a call.
+
+    They are called as ``runs_of`` says.
+    """
+    counts: dict[str, Any] = {}
+    for number in regions:
+        count, region = None, number
+        while region:
+            count, region = model.hand_out(region, count), model.parent_of(region)
+        counts[runs_of(number)] = count
+    return model.finish(outputs=counts)
+
+
+def runs_of(region: int) -> str:
+    """The name of the output of ``with_runs`` that counts the runs of a body."""
+    return f"{RUNS}_{region}"
 
 
 def with_roundings(model: NativeModel, changes: Iterable[Edit]) -> Any:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from finecast.frontends.joining import ModelPair
-from finecast.frontends.native_model import NativeModel, with_mean_errors, with_switches
+from finecast.frontends.native_model import (
+    NativeModel,
+    with_mean_errors,
+    with_runs,
+    with_switches,
+)
 from finecast.frontends.replaying import Restated, resolve_io
 from finecast.graph import Graph
 from finecast.numbers.encodings import Encodings
@@ -137,6 +142,11 @@ class PreparedModel(ABC):
     def with_switches(self, switches: Sequence[Switch]) -> Any:
         """A native copy in fp32 with these roundings, which its input ``SWITCH`` turns on."""
         return with_switches(self.roundable(), switches)
+
+    @final
+    def with_runs(self, regions: Iterable[int]) -> Any:
+        """A native copy that outputs how often each of these bodies runs in a call."""
+        return with_runs(self.roundable(), regions)
 
     @abstractmethod
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:

@@ -177,6 +177,12 @@ class Node:
     region: int = 0
     source: str = field(default="", compare=False)
 
+    @property
+    def outer_outputs(self) -> tuple[int | None, ...]:
+        """Its outputs but those that a phi has inside of a body."""
+        inner = self.attributes.get(INNER, 0)
+        return self.outputs[inner:] if isinstance(inner, int) else self.outputs
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     # Names of this room for others, as plugins: imported on first use.
     from finecast.native.artefact import Verified as Verified
     from finecast.native.conversion_notes import commonest_verdict as commonest_verdict
-    from finecast.native.conversion_notes import unfit_notes as unfit_notes
+    from finecast.native.conversion_notes import plan_notes as plan_notes
     from finecast.native.device import DeviceModel as DeviceModel
     from finecast.native.engine_model import EngineModel as EngineModel
     from finecast.native.engine_subject import EngineSubject as EngineSubject

@@ -12,6 +12,7 @@ from finecast.naming import number_of
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import OpKind, by_name
+from finecast.ops.bodies import LOOPS, body_owners
 from finecast.ops.flops import Shape, bytes_moved, flops
 from finecast.reports.base import Report, TextTable
 from finecast.rules.constants import constant_problem
@@ -30,8 +31,6 @@ _ABSORBING: Final[Mapping[str, int]] = {
     "clip": 0,
     "min": 0,
 }
-_LOOPS: Final = ("loop", "scan")
-_BRANCHES: Final = ("if",)
 _OPERAND_RANK: Final = 2
 """Least rank of operands of integer products; scales and zero points have a lower one."""
 _LOST_SHARE: Final = 0.01
@@ -282,22 +281,11 @@ def _is_parameter(graph: Graph, node: Node, index: int) -> bool:
 
 
 def _repeated(graph: Graph) -> set[int]:
-    """Numbers of the regions that a loop may run several times.
-
-    The nodes of a body come before the op that owns it, and a body's region has a higher
-    number than the owner's.
-    """
-    parents: dict[int, Node] = {}
-    waiting: set[int] = set()
-    for node in graph.nodes:
-        waiting.add(node.region)
-        if node.op in (*_LOOPS, *_BRANCHES):
-            own = {region for region in waiting if region > node.region}
-            parents |= dict.fromkeys(own, node)
-            waiting -= own
+    """Numbers of the regions that a loop may run several times."""
+    owners = body_owners(graph)
     repeated_regions: set[int] = set()
-    for region in sorted(parents):  # enclosing regions have lower numbers
-        if parents[region].op in _LOOPS or parents[region].region in repeated_regions:
+    for region in sorted(owners):  # enclosing regions have lower numbers
+        if owners[region].op in LOOPS or owners[region].region in repeated_regions:
             repeated_regions.add(region)
     return repeated_regions
 

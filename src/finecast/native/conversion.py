@@ -36,12 +36,12 @@ from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.conversion_notes import (
     NOTHING_GAINS,
     nothing_converted,
-    unfit_notes,
+    plan_notes,
 )
 from finecast.native.device import plan_time_s
 from finecast.native.gains import Gain, range_gain
 from finecast.native.integers import check_calibrated, drop_unfit
-from finecast.native.observing import observe
+from finecast.native.observing import observe_for_rules
 from finecast.native.planning import (
     Judging,
     check_stated,
@@ -169,7 +169,7 @@ class Converter:
             check_stated(policy, engine, prepared)
             check_calibrated(policy, data)
             guided = data and (policy.scope is not Scope.NONE or policy.op_formats)
-            facts = observe(prepared, lambda: data) if guided else {}
+            facts = observe_for_rules(prepared, lambda: data) if guided else {}
             judged, plan, gain = self._ranged(prepared, request, facts)
             planner = judged.planner
             adjuster = Adjuster(model=judged.prepared, batches=lambda: data)
@@ -190,7 +190,7 @@ class Converter:
             *_warnings(source, planner, applied, used),
             *_one_engine_alone(engine, graph, plan),
             *_gainless(asked, gained),
-            *unfit_notes(built.plan),
+            *plan_notes(built.plan),
         )
         runner = next((e for e in self.engines if e.name == done.verified.engine), None)
         if target is not None:

@@ -8,10 +8,12 @@ from typing import Final
 
 from finecast.graph import Graph, Node
 from finecast.naming import listed
+from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.planning.plan import Decision, Plan
 from finecast.rules.base import DECISION, UNFIT, Reason
 from finecast.rules.policy import Policy
+from finecast.rules.unseen import UNSEEN
 
 _NAMED: Final = 3
 """The most ops that a note names."""
@@ -57,7 +59,12 @@ def _verdicts(decisions: Iterable[Decision]) -> list[Reason]:
     ]
 
 
-def unfit_notes(plan: Plan) -> list[str]:
+def plan_notes(plan: Plan) -> list[str]:
+    """Notes on what engine and data keep ops of a plan from."""
+    return [*_unfit_notes(plan), *_unseen_notes(plan)]
+
+
+def _unfit_notes(plan: Plan) -> list[str]:
     """Notes on ops that were taken out of a format in which the engine does not run them."""
     names: dict[tuple[str, str], list[str]] = {}
     for decision in plan.decisions:
@@ -68,6 +75,33 @@ def unfit_notes(plan: Plan) -> list[str]:
         f"{listed(ops, _NAMED)} {'keeps' if len(ops) == 1 else 'keep'} {label}: {text}"
         for (label, text), ops in names.items()
     ]
+
+
+def _unseen_notes(plan: Plan) -> list[str]:
+    """Notes on ops of which the data shows nothing: those that keep fp32, and others."""
+    verdicts = [(d, r) for d in plan.counted for r in d.reasons if r.rule == UNSEEN.name]
+    kept = [repr(d.node) for d, r in verdicts if r in d.deciding and _decides(r, d)]
+    waived = (d for d, r in verdicts if r.waived and d.format is not Format.FP32)
+    forced = [(d.format.label, repr(d.node)) for d in waived]
+    notes: list[str] = []
+    if kept:
+        keep, runs = ("keeps", "it") if len(kept) == 1 else ("keep", "them")
+        notes.append(f"{listed(kept, _NAMED)} {keep} fp32: no sample of the data runs {runs}")
+    for label in dict.fromkeys(label for label, _ in forced):
+        names = [name for low, name in forced if low == label]
+        be, runs = ("is", "it") if len(names) == 1 else ("are", "them")
+        notes.append(
+            f"{listed(names, _NAMED)} {be} in {label}, as was asked, and no sample of the data"
+            f" runs {runs}: the error on data that do is not known"
+        )
+    return notes
+
+
+def _decides(reason: Reason, decision: Decision) -> bool:
+    """Whether the op could have another format than fp32 without the verdict."""
+    others = [r for r in decision.reasons if r is not reason and not r.waived]
+    permits = [set(r.permits) for r in others if r.rule != DECISION]
+    return not permits or set.intersection(*permits) > {Format.FP32.label}
 
 
 def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:

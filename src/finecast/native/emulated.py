@@ -28,7 +28,7 @@ from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
 from finecast.native.device import DeviceModel, Program
 from finecast.native.engine_subject import EngineExamined, EngineSubject
-from finecast.native.observing import observe
+from finecast.native.observing import observe, unseen
 from finecast.native.roundings import Times
 from finecast.native.source import AS_IT_IS, Source
 from finecast.native.subject import Built, UserRules
@@ -108,7 +108,8 @@ class EmulatedSubject(EngineSubject):
             reference=self.reference,
         )
         self.device = device
-        return facts_in(prepared.graph, device.facts, device.graph)
+        facts = facts_in(prepared.graph, device.facts, device.graph)
+        return facts | unseen(prepared, lambda: device.feeds)
 
     def original(self, planner: Planner) -> Built | None:
         """None: a quantized model is another one on the device."""

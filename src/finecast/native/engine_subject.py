@@ -36,7 +36,7 @@ from finecast.measure.timing import pass_over
 from finecast.native.acceptance import Case, Pair, accept
 from finecast.native.adjusting import Adjuster, Judged, range_scaled, rounded_error
 from finecast.native.baseline import SecondOpinion, differing
-from finecast.native.conversion_notes import unfit_notes
+from finecast.native.conversion_notes import plan_notes
 from finecast.native.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.native.integers import (
     check_on_integers,
@@ -45,7 +45,7 @@ from finecast.native.integers import (
     kernels_of,
     quantized_mismatch,
 )
-from finecast.native.observing import observe
+from finecast.native.observing import observe, observe_for_rules
 from finecast.native.planning import (
     Judging,
     check_stated,
@@ -193,7 +193,7 @@ class EngineSubject(Subject):
         """``planner`` without ops that the engine does not run as planned, which are noted."""
         with suppress(EngineError):  # the analysis runs the same plan and reports it
             planner = drop_unfit(self.model, planner, self.engine, workload.timing()[0])
-        self.tell(*unfit_notes(planner.lowest()))
+        self.tell(*plan_notes(planner.lowest()))
         return planner
 
     def judged(self, **parts: Any) -> EngineExamined:
@@ -204,7 +204,7 @@ class EngineSubject(Subject):
         self, prepared: PreparedModel, workload: Workload, progress: Progress
     ) -> Mapping[int, ValueFacts]:
         """Facts of the model's values on calibration data."""
-        return observe(
+        return observe_for_rules(
             prepared,
             workload.calibration,
             on_step=lambda done, total: progress("calibration", done, total),

@@ -403,6 +403,15 @@ class LowModel(ABC):
     def facts(self, feeds: Sequence[Feeds]) -> Mapping[int, ValueFacts]:
         """Facts of the fp32 model's values, by id."""
 
+    def within(self, group: int, feeds: Sequence[Feeds]) -> tuple[str, ...]:
+        """Names of low ops that are returned with the op of control flow that a group is.
+
+        They are those of its bodies that the feeds run; none where each op of a body is in a
+        group of its own, and of other groups.
+        """
+        del group, feeds
+        return ()
+
     @property
     def formats(self) -> dict[int, Format]:
         """Low formats by node id."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from finecast.engines.base import Array, Feeds, calls_of, feeds_for, lent_outputs
 from finecast.engines.loading import exact_session
+from finecast.frontends.native_model import runs_of
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.graph.structure import SAME_NUMBERS
@@ -26,6 +27,37 @@ from finecast.rules.scaled_operands import summed
 _GUESSED_BYTES: Final = 4 << 20
 # Threads that make facts of arrays: as many as a small machine has cores.
 _AT_ONCE: Final = 2
+
+
+def observe_for_rules(
+    prepared: PreparedModel,
+    batches: Callable[[], Iterable[Feeds]],
+    *,
+    on_step: Callable[[int, int], None] | None = None,
+) -> dict[int, ValueFacts]:
+    """The facts by which rules judge ops: those of ``observe`` and of ``unseen``."""
+    return observe(prepared, batches, on_step=on_step) | unseen(prepared, batches)
+
+
+def unseen(
+    prepared: PreparedModel, batches: Callable[[], Iterable[Feeds]]
+) -> dict[int, ValueFacts]:
+    """Facts, which count no element, of the values of bodies that no batch runs.
+
+    A branch that is never taken is such a body, and that of a loop without a step. The model
+    runs until each body has run once; without bodies it does not.
+    """
+    graph = prepared.graph
+    waiting = {node.region for node in graph.float_nodes if node.region}
+    if waiting:
+        session = exact_session(prepared.with_runs(sorted(waiting)), optimizing=False)
+        for feeds in batches():
+            for call in lent_outputs(session, feeds_for(session, feeds)):
+                waiting -= {region for region in waiting if call[runs_of(region)].any()}
+            if not waiting:
+                break
+    values = (i for n in graph.nodes if n.region in waiting for i in n.outputs)
+    return {i: ValueFacts.unseen(graph.values[i].shape) for i in values if i is not None}
 
 
 def observe(

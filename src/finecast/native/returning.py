@@ -26,15 +26,16 @@ from finecast.engines.loading import exact_session, load_model
 from finecast.errors import ModelError
 from finecast.frontends.joining import ModelPair, ShownValue, SwitchedValue, is_choice, join
 from finecast.frontends.prepared import PreparedModel
-from finecast.graph import Graph, Node, Value
+from finecast.graph import PHI, Graph, Node, Value
 from finecast.graph.matching import match
 from finecast.graph.structure import structure_of
 from finecast.naming import listed, number_of
 from finecast.native.model import Check, LowModel, OpGroup, Seen, grouped
-from finecast.native.observing import SHOWN_BYTES, observe
+from finecast.native.observing import SHOWN_BYTES, observe, unseen
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
+from finecast.ops.bodies import nodes_within, owner_of
 from finecast.planning.free_rows import free_values
 from finecast.planning.points import SWITCH, moves
 from finecast.processes.memory import packed
@@ -103,13 +104,35 @@ class BesideLow(LowModel):
             makers = map(low.maker, read)
             coded = any(m is not None and m.op in _CODES for m in makers)
             coded = coded or (by_name(node.op).kind in _PRODUCTS and _on_integers(low, other))
-            formats[node.id] = Format.INT8 if coded else pair.stored.get(partner, Format.FP32)
+            own = Format.INT8 if coded else pair.stored.get(partner, Format.FP32)
+            inner = self._low_within(node).values()
+            formats[node.id] = min((own, *inner), key=lambda fmt: fmt.bits)
         return dict(sorted(formats.items()))
 
+    def _low_within(self, node: Node) -> dict[str, Format]:
+        """Formats, by name, of the low ops in the bodies of which ``node`` is a result.
+
+        They are the low model's, where its op with bodies has the name that it has here.
+        """
+        low = self._models[1].graph
+        owner = owner_of(self.graph, node)
+        same = (n for n in low.nodes if owner is not None and n.name == owner.name)
+        inner = (n for found in same for n in nodes_within(low, found))
+        formats = {n.name: _format_of(low, n) for n in inner}
+        return {name: fmt for name, fmt in formats.items() if fmt is not Format.FP32}
+
+    def within(self, group: int, feeds: Sequence[Feeds]) -> tuple[str, ...]:
+        """Those of the low model; all of them if the fp32 model runs none of their bodies."""
+        names = self._low_within(self.graph.nodes[self.groups[group].nodes[0]])
+        if not names:
+            return ()
+        prepared = self._models[0]
+        makers = (prepared.graph.maker(i) for i in unseen(prepared, lambda: feeds))
+        left = {maker.name for maker in makers if maker is not None}
+        return tuple(name for name in names if name not in left) or (*names,)
+
     def _notes(self) -> list[str]:
-        computed_values = [
-            v for v in self.graph.values if is_choice(v) and self._outside(v.producer)
-        ]
+        computed_values = [v for v in self.graph.values if is_choice(v) and self._outside(v)]
         if not any(v.id in self._matched for v in computed_values):
             raise ModelError(
                 "no op of the low model is one of the fp32 model, by name or by structure",
@@ -131,7 +154,7 @@ class BesideLow(LowModel):
         return [
             v
             for v in self.graph.values
-            if is_choice(v) and self._outside(v.producer)
+            if is_choice(v) and self._outside(v)
             if not (v.id in self._matched or self._adds_none(v))
         ]
 
@@ -142,8 +165,9 @@ class BesideLow(LowModel):
             return False
         return maker.inputs[0] in self._matched
 
-    def _outside(self, node: int | None) -> bool:
-        return node is not None and not self.graph.nodes[node].region
+    def _outside(self, value: Value) -> bool:
+        maker = self.graph.maker(value.id)
+        return maker is not None and not maker.region and value.id in maker.outer_outputs
 
     # Sessions.
 
@@ -425,6 +449,15 @@ def _by_name(ports: Sequence[Value], others: Sequence[Value]) -> Iterator[tuple[
         yield value, names.get(value.name, beside)
 
 
+def _format_of(graph: Graph, node: Node) -> Format:
+    """The format of what an op computes, by its own type or the codes that it reads."""
+    if node.op in (*_PASSED, PHI) or not by_name(node.op).has_numbers:
+        return Format.FP32
+    read = (graph.maker(origin(graph, graph.values[i])) for i in node.inputs if i is not None)
+    coded = any(maker is not None and maker.op in _CODES for maker in read)
+    return Format.INT8 if coded else node.format or Format.FP32
+
+
 def _on_integers(graph: Graph, node: Node) -> bool:
     """Whether a result is a scaled sum of products of integers, as of dynamic quantization."""
     waiting, seen = [node], {node.id}
@@ -445,6 +478,6 @@ def _results(graph: Graph) -> Iterator[Value]:
     for node in graph.nodes:
         if node.region or node.op in _PASSED:
             continue
-        for index in node.outputs:
+        for index in node.outer_outputs:
             if index is not None and graph.values[index].format is not None:
                 yield graph.values[index]

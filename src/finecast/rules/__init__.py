@@ -36,6 +36,7 @@ from finecast.rules.state import STATE
 from finecast.rules.stated import OWN_CASTS, STATED_FP32
 from finecast.rules.support import DEFINITION, EINSUM, KERNEL
 from finecast.rules.tier import DEPTH, TIER
+from finecast.rules.unseen import UNSEEN
 from finecast.rules.user_rules import NAMES, OP_FORMATS, SCOPE, USER
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ RULES: Final[tuple[Rule, ...]] = (
     STATED_FP32,
     QUANTIZED,
     OBSERVED,
+    UNSEEN,
     DEPTH,
     USER,
 )

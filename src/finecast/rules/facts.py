@@ -7,14 +7,14 @@ or underflows in any format, and the histograms of several batches add up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.graph import Graph
+from finecast.graph import Dim, Graph
 from finecast.numbers.formats import Format
 
 # Histograms of a value's numbers, fine enough to choose the range of an encoding.
@@ -205,6 +205,12 @@ class ValueFacts:
             highest=highest,
             histogram=histogram,
         )
+
+    @classmethod
+    def unseen(cls, shape: Sequence[Dim] | None) -> ValueFacts:
+        """Facts of a value of which no element was observed; free sizes count as 0."""
+        sizes = (0,) if shape is None else (d if isinstance(d, int) else 0 for d in shape)
+        return replace(cls.of(np.zeros(0, np.float32)), shape=tuple(sizes))
 
     def merge(self, other: ValueFacts) -> ValueFacts:
         """Facts of both sets of elements together; associative and commutative."""

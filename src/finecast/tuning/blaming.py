@@ -37,6 +37,7 @@ from finecast.naming import left_out, listed, number_of, percent
 from finecast.native.model import LowModel, Seen
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
+from finecast.ops.bodies import owner_of
 from finecast.planning.alternatives import told_shares
 from finecast.planning.sensitivity import measure
 from finecast.progress import Progress, silent
@@ -84,6 +85,7 @@ class Culprit:
         op: Its native type.
         format: The low format's label.
         moved: Names of the ops that only move its result, and are kept with it.
+        within: Of an op of control flow the names of the low ops in its bodies.
         alone: The relative output error if this op alone is low.
         reasons: What shows it, in words.
         source: Its line of PyTorch code; empty if the model does not tell.
@@ -96,6 +98,7 @@ class Culprit:
     alone: float
     reasons: tuple[str, ...]
     source: str
+    within: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as strict JSON."""
@@ -104,6 +107,7 @@ class Culprit:
             "op": self.op,
             "format": self.format,
             "moved": list(self.moved),
+            "within": list(self.within),
             "error_alone": self.alone,
             "reasons": list(self.reasons),
             "source": self.source or None,
@@ -215,7 +219,7 @@ class Blame(Report):
     @property
     def keep(self) -> str:
         """The option that keeps the culprits in fp32; empty if there are none."""
-        names = [n for c in self.culprits for n in (c.node, *c.moved)]
+        names = [n for c in self.culprits for n in (*(c.within or (c.node,)), *c.moved)]
         if not names:
             return ""
         pattern = "|".join(map(re.escape, names))
@@ -404,7 +408,7 @@ class _Search:
         instead: tuple[str, ...] = ()
         if after is not None and len(least.members) == 1:
             as_good = np.flatnonzero(after <= _AS_GOOD * after[least.members[0]]).tolist()
-            instead = tuple(self._node(k).name for k in as_good if k not in members)
+            instead = tuple(self._name(k) for k in as_good if k not in members)
         return replace(
             failed,
             culprits=tuple(
@@ -423,11 +427,14 @@ class _Search:
     def _node(self, group: int) -> Node:
         return self.low.graph.nodes[self.low.groups[group].nodes[0]]
 
+    def _name(self, group: int) -> str:
+        return _named(self.low.graph, self._node(group)).name
+
     def _largest(self, errors: NDArray[np.float64]) -> dict[str, float]:
         """The groups with the most of the squared error, as shares of all of it."""
         order = np.argsort(-errors, kind="stable")[:_SHOWN_SHARES]
         total = float(errors.sum())
-        return {self._node(k).name: float(errors[k]) / total for k in order if errors[k] > 0}
+        return {self._name(k): float(errors[k]) / total for k in order if errors[k] > 0}
 
     def _sensitivities(self) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
         """Squared errors with each group alone low; and with each alone in fp32, if needed.
@@ -477,15 +484,26 @@ class _Search:
             told.append("harmless by itself: harmful only together with others")
         told += reasons(low.graph, node, members.format, facts)
         cancelled = _cancellation(low.graph, node, facts)
+        named, moved = node, members.nodes[1:]
+        within = low.within(group, self.exact.calls)
+        if within:
+            named, moved = _named(low.graph, node), members.nodes
+            told.insert(0, f"low ops in its bodies: {listed(within, _SHOWN_OPS)}")
         return Culprit(
-            node=node.name,
-            op=node.native,
+            node=named.name,
+            op=named.native,
             format=members.format.label,
-            moved=tuple(low.graph.nodes[n].name for n in members.nodes[1:]),
+            moved=tuple(low.graph.nodes[n].name for n in moved),
+            within=within,
             alone=math.sqrt(alone),
             reasons=(*told, *cancelled),
             source=node.source,
         )
+
+
+def _named(graph: Graph, node: Node) -> Node:
+    """The op of control flow that ``node`` is a result of, or ``node`` itself."""
+    return owner_of(graph, node) or node
 
 
 def _told(seen: Seen, fmt: Format) -> list[str]:
@@ -535,9 +553,10 @@ def _first_wrong(low: LowModel, seen: Mapping[int, Seen]) -> WrongResult | None:
             errs = one.own > ENGINE_FACTOR * ROUNDINGS_PER_OP * coarsest
             if one.spoiled or one.refused or one.total > limit or errs:
                 absorbed = _absorbing(graph, node, seen) if one.spoiled else None
+                named = _named(graph, node)
                 return WrongResult(
-                    node=node.name,
-                    op=node.native,
+                    node=named.name,
+                    op=named.native,
                     why=_wrong(one, fmt),
                     absorbed="" if absorbed is None else absorbed.name,
                     source=node.source,

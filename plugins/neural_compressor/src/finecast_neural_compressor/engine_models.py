@@ -25,7 +25,7 @@ from finecast.frontends.onnx import Stage
 from finecast.frontends.openvino import IR_SUFFIX
 from finecast.graph import Graph
 from finecast.naming import unknown_name
-from finecast.native import Built, EngineSubject, OpenedModel, unfit_notes
+from finecast.native import Built, EngineSubject, OpenedModel, plan_notes
 from finecast.planning import Planner
 from finecast.rules import TIER, NodeView
 from finecast_neural_compressor.given_model import (
@@ -148,7 +148,7 @@ class EngineModelGiven(GivenModel):
             user_rules={**rules, "sensitive ops": sensitive},
             progress=False,
         )
-        for text in unfit_notes(done.plan):
+        for text in plan_notes(done.plan):
             warnings.warn(text, stacklevel=4)
         return self.result(self.opened.build(done.plan).model, done.plan)
 

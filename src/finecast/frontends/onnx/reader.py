@@ -24,6 +24,7 @@ from finecast.frontends.onnx.editor import FREE_INITIALIZERS, MARK, ROUNDING, Po
 from finecast.frontends.onnx.folding import OnnxFolding
 from finecast.frontends.onnx.types import bodies
 from finecast.graph import (
+    INNER,
     ROUNDS,
     SCALARS,
     Attribute,
@@ -62,13 +63,23 @@ _LIST_ATTRIBUTES: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """A body of the ONNX node ``owner``, which stands in the region ``parent``."""
+
+    owner: ir.Node
+    graph: ir.Graph
+    parent: int
+
+
 @dataclass(slots=True, kw_only=True)
 class OnnxBinding:
     """Which ONNX objects the ids of a Graph stand for.
 
     ``nodes[i]`` is None for a phi, whose If, Loop or Scan is ``owners[i]``. ``ports[i]`` says
-    for each input of node i where its value enters the ONNX node or body. ``folded`` are the
-    numbers of values that nodes compute from constants alone.
+    for each input of node i where its value enters the ONNX node or body. ``bodies`` are those
+    of control flow, by region. ``folded`` are the numbers of values that nodes compute from
+    constants alone.
     """
 
     model: ir.Model
@@ -76,6 +87,7 @@ class OnnxBinding:
     ports: list[tuple[Port | None, ...]] = field(default_factory=list[tuple[Port | None, ...]])
     values: list[ir.Value] = field(default_factory=list[ir.Value])
     owners: dict[int, ir.Node] = field(default_factory=dict[int, ir.Node])
+    bodies: dict[int, Body] = field(default_factory=dict[int, Body])
     folded: Mapping[ir.Value, ir.TensorProtocol] = field(
         default_factory=dict[ir.Value, ir.TensorProtocol]
     )
@@ -147,6 +159,7 @@ class _Reader:
         opaque = bool(inner) and node.op_type not in _CONTROL
         for body in inner:
             self.regions += 1
+            self.binding.bodies[self.regions] = Body(owner=node, graph=body, parent=region)
             self.graph(body, self.regions, fixed=fixed or opaque)
         native = f"{node.domain or 'onnx'}::{node.op_type}"
         op_signature = signature(node.op_type, node.domain, self.opset)
@@ -204,6 +217,7 @@ class _Reader:
         """Add the node that ties the values which ``node`` makes share a type."""
         sources = [p.value() for p in merge.inputs]
         labels = {dtype_label(v.type) for v in (*sources, *merge.outputs)}
+        inner = sum(v.producer() is not node for v in merge.outputs)
         shared = labels.pop() if len(labels) == 1 and not fixed else ""
         self.binding.owners[len(self.builder.nodes)] = node
         self.binding.nodes.append(None)
@@ -217,7 +231,7 @@ class _Reader:
             ),
             FORMATS.get(shared),
             admits=admits,
-            attributes={"of": node.op_type, "port": merge.name},
+            attributes={"of": node.op_type, "port": merge.name, INNER: inner},
             region=region,
         )
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.exact_casts import stored_as
-from finecast.frontends.native_model import OFFSET, SCALE, NativeModel
+from finecast.frontends.native_model import OFFSET, RUNS, SCALE, NativeModel
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import (
     DATA_TYPES,
@@ -33,6 +33,7 @@ from finecast.frontends.onnx.editor import (
 )
 from finecast.frontends.onnx.reader import SCALAR_NAMES, OnnxBinding
 from finecast.frontends.onnx.statements import KINDS, STATEMENTS, Maker, rounding
+from finecast.frontends.onnx.types import bodies
 from finecast.graph import SCALARS, Graph
 from finecast.numbers.encodings import Dynamic, Encoding, Reading, Scaled
 from finecast.numbers.formats import Format
@@ -320,6 +321,36 @@ class EditedModel(NativeModel):
             "Cast", [tensor], attributes, name=name, dtype=dtype, shape=shape
         )
         return self._placed(low, tensor)
+
+    def parent_of(self, region: int) -> int:
+        """The region that a body's op stands in."""
+        return self.binding.bodies[region].parent
+
+    def hand_out(self, region: int, count: ir.Value | None) -> ir.Value:
+        """A new output of the op and of its bodies; of a loop the sum over its steps."""
+        body, editor = self.binding.bodies[region], self._editor
+        owner, shape = body.owner, ir.Shape(())
+        for graph in bodies(owner):
+            if count is not None and graph is body.graph:
+                graph.outputs.append(count)
+                continue
+            number = {"value": ir.tensor(np.float32(graph is body.graph))}
+            name = editor.fresh(RUNS)
+            graph.outputs.append(editor.op("Constant", [], number, name=name, shape=shape))
+            graph.extend(editor.take())
+        owner.resize_outputs(len(owner.outputs) + 1)
+        result = owner.outputs[-1]
+        result.name, result.type = editor.fresh(RUNS), ir.TensorType(ir.DataType.FLOAT)
+        if owner.op_type == "If":
+            result.shape = shape
+            return result
+        for name in ("scan_output_axes", "scan_output_directions"):
+            if name in owner.attributes:
+                numbers = [*owner.attributes[name].as_ints(), 0]
+                owner.attributes[name] = ir.AttrInt64s(name, numbers)
+        name = editor.fresh(RUNS)
+        total = editor.op("ReduceSum", [result], {"keepdims": 0}, name=name, shape=shape)
+        return self._placed(total, result)
 
     def join(self, other: EditedModel) -> None:
         """Take the nodes and constants of ``other``, under new names."""

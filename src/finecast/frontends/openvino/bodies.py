@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 if TYPE_CHECKING:
     import openvino
 
@@ -106,6 +108,28 @@ def hand_in(region: Region, port: openvino.Output) -> openvino.Output:
     else:
         region.owner.set_invariant_input(parameter, port)
     return parameter.output(0)
+
+
+def hand_out(region: Region, count: openvino.Output | None) -> openvino.Output:
+    """A new output of an op: a number of one of its bodies, summed over the body's runs.
+
+    Args:
+        region: The body.
+        count: The number, of shape [1]; None for 1 in each run.
+    """
+    from openvino import opset13
+
+    results: list[Any] = []
+    for number, body in enumerate(bodies(region.owner)):
+        own = number == region.body
+        source = count if own and count is not None else opset13.constant([np.float32(own)])
+        results.append(opset13.result(source))
+        body.add_results(results[-1:])
+    if region.owner.get_type_name() == "If":
+        return region.owner.set_output(*results)
+    steps = region.owner.get_concatenated_slices(results[0].output(0), 0, 1, 1, -1, 0)
+    total: openvino.Output = opset13.reduce_sum(steps, [0], keep_dims=True).output(0)
+    return total
 
 
 class _Groups:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from finecast.errors import ModelError
 from finecast.frontends.exact_casts import StoredAs, rounded_by, stored_as
 from finecast.frontends.native_model import NativeModel, replay
-from finecast.frontends.openvino.bodies import Entry, hand_in
+from finecast.frontends.openvino.bodies import Entry, hand_in, hand_out
 from finecast.frontends.openvino.changes import inserted, note_inserted
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import FreshOpNames, OvBinding, port_name, read
@@ -34,7 +34,7 @@ from finecast.frontends.openvino.types import (
     replace_op,
     take_names,
 )
-from finecast.graph import INNER, Graph
+from finecast.graph import Graph
 from finecast.numbers.encodings import Encoding, Scaled, packed
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
@@ -64,9 +64,8 @@ def observable(graph: Graph, *, decisions: bool = False) -> dict[str, int]:
         if shown and value.constant is None and value.producer is not None:
             maker = graph.nodes[value.producer]
             index = maker.outputs.index(value.id)
-            inner = maker.attributes.get(INNER, 0)
             stores = maker.native == _STORES
-            if not (maker.region or stores) and isinstance(inner, int) and index >= inner:
+            if not (maker.region or stores) and value.id in maker.outer_outputs:
                 ids_by_name[f"{maker.name}:{index}"] = value.id
     return ids_by_name
 
@@ -387,6 +386,12 @@ class OvNative(NativeModel):
         assert body is not None
         return {region: hand_in(body, tensor)}
 
+    def hand_out(self, region: int, count: openvino.Output | None) -> openvino.Output:
+        """A new output of the op and of its bodies."""
+        body = self.binding.regions[region]
+        assert body is not None
+        return hand_out(body, count)
+
     def join(self, other: OvNative) -> None:
         """Let ops of ``other`` read this model's inputs, and drop its names of tensors."""
         model, joined = self.binding.model, other.binding.model
@@ -418,7 +423,8 @@ class OvNative(NativeModel):
             for name, port in outputs.items():
                 port.set_names({name})
             make: Any = openvino.Model
-            model = make(list(outputs.values()), model.get_parameters(), "mean errors")
+            kept = model.get_sinks(), model.get_parameters()
+            model = make([*outputs.values()], *kept, model.get_friendly_name())
         model.validate_nodes_and_infer_types()
         return model
 

@@ -30,7 +30,7 @@ from finecast.frontends.torch.probing import first_order
 from finecast.frontends.torch.reader import device_kind, hinted_shapes
 from finecast.frontends.torch.runnable import Isolated
 from finecast.graph import Graph, Node
-from finecast.native.conversion_notes import unfit_notes
+from finecast.native.conversion_notes import plan_notes
 from finecast.native.planning import USUAL, Judging, make_planner
 from finecast.native.roundings import Times, probe_sensitivity, switched_probe
 from finecast.numbers.formats import Format
@@ -400,7 +400,7 @@ def with_codes(
             if not failed:
                 break
             planner = planner.without(dict.fromkeys(failed, (fmt.label, _ON_FLOATS)))
-    return planner, (*told, *unfit_notes(planner.lowest()))
+    return planner, (*told, *plan_notes(planner.lowest()))
 
 
 def unfused(captured: Captured, built: TorchApplied, arguments: Arguments) -> list[str]:

@@ -31,7 +31,7 @@ from finecast.frontends.torch.runnable import RunnableModule
 from finecast.measure.racing import Effort, Race
 from finecast.native.adjusting import Judged, range_scaled
 from finecast.native.engine_subject import EngineExamined, EngineSubject
-from finecast.native.observing import observe
+from finecast.native.observing import observe_for_rules
 from finecast.native.planning import Judging
 from finecast.native.roundings import Times
 from finecast.native.subject import Built, UserRules
@@ -175,7 +175,7 @@ class TorchSubject(EngineSubject):
         prepared, engine = self.model.prepare(policy), self.engine
         assert isinstance(engine, TorchEngine)
         ranges = self._frozen or any(f.has_less_range for f in policy.formats)
-        facts = observe(prepared, workload.calibration) if ranges else {}
+        facts = observe_for_rules(prepared, workload.calibration) if ranges else {}
         if self._frozen:
             self.tell(*uncalibrated(prepared.graph, policy.formats, facts), FROZEN_TIMES)
 

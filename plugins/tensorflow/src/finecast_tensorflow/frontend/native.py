@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from finecast import Format
 from finecast.errors import ModelError
-from finecast.frontends import SCALE, NativeModel
+from finecast.frontends import RUNS, SCALE, NativeModel
 from finecast.graph import Graph
 from finecast.numbers import Rounder, convert_constant
 from finecast.planning import SWITCH, Adjustment, AdjustOperand, Use
@@ -345,20 +345,54 @@ class TensorFlowNative(NativeModel):
         data = sum(not read.startswith("^") for read in op.input)
         op.input.insert(data, reference(tensor.tensor))
         attributes["T" if loop else "Tin"].list.type.append(source["dtype"].type)
+        shape = source["shape"].shape if "shape" in source else tf.TensorShape([]).as_proto()
         if loop and attributes["output_shapes"].list.shape:
-            attributes["output_shapes"].list.shape.add().CopyFrom(source["shape"].shape)
+            attributes["output_shapes"].list.shape.add().CopyFrom(shape)
         arguments: dict[int, At] = {}
         for body in regions:
             if (body.parent, body.owner) != (own.parent, own.owner):
                 continue
             given = self.add_node(body.number, SWITCH, "Placeholder")
             given.attr["dtype"].CopyFrom(source["dtype"])
-            given.attr["shape"].CopyFrom(source["shape"])
+            given.attr["shape"].shape.CopyFrom(shape)
             arguments[body.number] = At(body.number, f"{given.name}:0")
             self.sections[body.number].arguments.append(given.name)
             if loop and body.role == "body":
                 self.sections[body.number].results.append(f"{given.name}:0")
         return arguments
+
+    def hand_out(self, region: int, count: At | None) -> At:
+        """A new output of the op and of its bodies; a loop adds the number to a variable.
+
+        What decides whether a loop goes on runs whenever the loop does, and gives that alone:
+        bodies within it count as those that never run.
+        """
+        own = self.binding.regions[region]
+        op = self.nodes(own.parent)[own.owner]
+        if own.role == "cond":
+            return self._number(own.parent, float(count is None))
+        loop = op.op in LOOPS
+        types = op.attr["T" if loop else "Tout"].list.type
+        output = At(own.parent, f"{own.owner}:{len(types)}")
+        if loop:
+            argument = self.hand_in(region, self._number(own.parent, 0.0))[region]
+            last = self.op("add", argument, count or self._number(region, 1.0))
+            self.sections[region].results[-1] = last.tensor
+            return output
+        types.append(type_number(Format.FP32))
+        if op.attr["output_shapes"].list.shape:
+            op.attr["output_shapes"].list.shape.add()
+        for body in self.binding.regions:
+            if (body.parent, body.owner) == (own.parent, own.owner):
+                chosen = body.number == region
+                number = (
+                    count if chosen and count else self._number(body.number, float(chosen))
+                )
+                self.sections[body.number].results.append(number.tensor)
+        return output
+
+    def _number(self, region: int, number: float) -> At:
+        return self.add_constant(region, RUNS, np.array(number, np.float32), tf.float32)
 
     def join(self, other: TensorFlowNative) -> None:
         """Copy the nodes of ``other``, each under a new name."""
