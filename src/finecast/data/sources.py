@@ -334,8 +334,18 @@ def file_of(given: str | Path) -> Path:
     return Path(file if named else given)
 
 
-def workload_of(options: DataOptions, session: Session) -> Workload:
+def workload_of(
+    options: DataOptions,
+    session: Session,
+    of_function: Callable[..., Workload] = FunctionWorkload,
+) -> Workload:
     """The workload that ``options`` describe, for a model loaded as ``session``.
+
+    Args:
+        options: The options.
+        session: The fp32 model.
+        of_function: Makes the workload of a user's evaluation function, of the fields of
+            ``FunctionWorkload``.
 
     Raises:
         UsageError: If they do not fit together or do not fit the model.
@@ -349,7 +359,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
     if evaluate is not None:
         assert not isinstance(evaluate, str)
         _check_evaluation(options)
-        return FunctionWorkload(
+        return of_function(
             function=evaluate,
             name=options.label,
             lower_is_better=options.lower_is_better,
