@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from finecast.calls import checks
 from finecast.data.datasets import Dataset, data_set, load_npz, open_npz
 from finecast.data.decoding import Decoding, advice_on_whole
 from finecast.data.feeds import check_dims, check_sizes, no_effect, synthetic_feeds
@@ -102,6 +103,7 @@ def _names(given: str | Iterable[str] | None) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
+@checks
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
     """Evaluation and calibration data: either ``data`` and ``metric``, or ``evaluate``.
