@@ -270,5 +270,5 @@ def test_a_result_in_place_of_a_model_says_what_it_has(net: Path) -> None:
     result = finecast.convert(net, policy="all:bf16", verify=False)
     with pytest.raises(UsageError, match=r"a Result is not a model: give .* plan=result.plan"):
         finecast.explain(result)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UsageError, match=r"node is a Plan, not the name of an op.*plan="):
+    with pytest.raises(UsageError, match=r"name of an op \(plan= .*, not .* type Plan"):
         finecast.explain(net, result.plan)  # pyright: ignore[reportArgumentType]

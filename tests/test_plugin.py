@@ -56,6 +56,15 @@ def test_a_plugin_s_engine_runs_models(installed: Path, tmp_path: Path) -> None:
     assert json.loads(answer.stdout)["verified"]["engine"] == "reference"
 
 
+def test_a_plugin_s_engine_is_profiled(installed: Path) -> None:
+    words = ["profile", DIGITS / "digits.onnx", "--engine", "reference", "--json"]
+    answer = run(installed, *words, "--runs", "2", "--seconds", "0")
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["engine"] == "reference:CPU"
+    other = run(installed, "profile", DIGITS / "digits.onnx", "--engine", "torch")
+    assert "openvino or onnxruntime or reference" in other.stderr
+
+
 def test_a_plugin_s_module_is_one_object_under_both_names(installed: Path) -> None:
     code = (
         "import finecast, finecast.toy, finecast_toy.greet as own\n"

@@ -7,23 +7,22 @@ options of the dataclasses that such values are: ``tune(m, data=x, metric="top1"
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar, cast
 
+from finecast.calls import checking, keywords_of
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
-from finecast.naming import default_of, options_of, unknown_name
+from finecast.naming import default_of, options_of
 from finecast.native.artefact import Destination
 from finecast.planning.plan import Plan
 from finecast.tuning.goal import Goal
 
-P = ParamSpec("P")
-R = TypeVar("R")
+C = TypeVar("C", bound=Callable[..., Any])
 G = TypeVar("G")
 
 # What None means is each function's own; arguments that are not here are checked where they
@@ -34,62 +33,41 @@ _EXPECTED: Final[Mapping[str, tuple[Any, str]]] = {
     "goal": (Goal, "a Goal"),
     "criterion": ((str, CriterionKind, Criterion), "relative, absolute or a Criterion"),
     "engine": (str, "a name"),
+    "node": (str, "the name of an op (plan= is for a plan)"),
     "target": ((str, Emulation), "the name of a device, or one with options,"),
     "progress": ((Callable, bool), "True, False or a function of each step"),
 }
 
 
-def checked(
-    *groups: type, without: tuple[str, ...] = (), verb: str = ""
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator of a verb that checks the types of its arguments.
+def checked(*groups: type, verb: str = "") -> Callable[[C], C]:
+    """A decorator of a verb that checks its arguments, as ``calls.checks``.
 
     Args:
-        groups: The dataclasses whose options are keywords of the verb.
-        without: Names of options that the verb has not, or has as parameters.
+        groups: The dataclasses among whose options are the verb's typed keywords.
         verb: What messages call it; by default the function's name.
     """
-    options = {
-        keyword: (group, name, option)
-        for group in groups
-        for name, option in options_of(group).items()
-        for keyword in option.keywords or (name,)
-        if keyword not in without
-    }
-    expected = {**{k: option.expected for k, (_, _, option) in options.items()}, **_EXPECTED}
 
-    def decorated(function: Callable[P, R]) -> Callable[P, R]:
-        called = verb or function.__name__
+    def decorated(function: C) -> C:
+        stated = keywords_of(function) or ()
+        options = {
+            keyword: (group, name, option)
+            for group in groups
+            for name, option in options_of(group).items()
+            for keyword in option.keywords or (name,)
+            if keyword in stated
+        }
+        expected = {k: option.expected for k, (_, _, option) in options.items()} | _EXPECTED
+        call: Any = checking(function, expected=expected, name=verb)
         signature = inspect.signature(function)
-        names = [n for n, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD]
-        first = [
-            n for n, p in signature.parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD
-        ]
-        positional = f"without names it takes {', '.join(first)}; all else by name"
-
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name in kwargs:
-                if name not in names and name not in options:
-                    what = f"argument of {called}"
-                    raise unknown_name(name, [*names, *options], what=what)
-            try:
-                bound = signature.bind(*args, **kwargs).arguments
-            except TypeError as error:
-                raise TypeError(f"{called}: {error}; {positional}") from error
-            for name, value in {**bound, **bound.get("options", {})}.items():
-                if name in expected and value is not None:
-                    _check(name, value, *expected[name])
-            return function(*args, **kwargs)
-
-        listed = [p for n, p in signature.parameters.items() if n in names]
+        listed = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         listed += [
-            _listed(keyword, group, name)
-            for keyword, (group, name, _) in options.items()
-            if keyword not in names
+            inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=None)
+            for keyword in stated
+            if keyword in _EXPECTED and keyword not in options
         ]
-        call.__signature__ = signature.replace(parameters=listed)  # pyright: ignore[reportAttributeAccessIssue]
-        return call
+        listed += [_listed(keyword, group, n) for keyword, (group, n, _) in options.items()]
+        call.__signature__ = signature.replace(parameters=listed)
+        return cast("C", call)
 
     return decorated
 
@@ -131,18 +109,3 @@ def _listed(keyword: str, group: type, name: str) -> inspect.Parameter:
     return inspect.Parameter(
         keyword, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=kind
     )
-
-
-def _check(name: str, value: object, kinds: Any, words: str) -> None:
-    known: tuple[Any, ...] = kinds if isinstance(kinds, tuple) else (kinds,)
-    counted = isinstance(value, bool) and not {bool, object} & {*known}
-    if counted or not isinstance(value, known):
-        raise UsageError(
-            f"{words} is expected for {name}, not a value of type {type(value).__name__}",
-            where=f"{name}={_short(value)}",
-        )
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}…"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from finecast.plugin import PROGRAMS, EngineEntry, FrontendEntry, Plugin, Verb
+from finecast.plugin import ONNX, PROGRAMS, EngineEntry, FrontendEntry, Plugin, Verb
 
 _VERBS: Final = {
     "doctor": "What runs on this machine, and how fast each format is.",
@@ -72,7 +72,7 @@ CORE: Final = Plugin(
             module="finecast.native.onnx",
             requires="onnx",
             install="pip install finecast",
-            engines=("openvino", "onnxruntime"),
+            files=ONNX,
             beside=("{name}.data",),
             opsets=True,
         ),
@@ -96,7 +96,7 @@ CORE: Final = Plugin(
             module="finecast.native.torch.model",
             requires="torch",
             install=_TORCH,
-            engines=("torch", "torch-eager"),
+            files=PROGRAMS,
             lacks={
                 _EXTERNAL_DATA: "leave it out",
                 "--from-type": "export the module in fp32: copy.deepcopy(module).float()",

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from finecast.data.criterion import Criterion, CriterionKind
-    from finecast.data.sources import Data
+    from finecast.data.sources import Data, DataOptions
     from finecast.data.workload import CalibrationFunction
     from finecast.devices.emulation import Emulation
     from finecast.native.model import Check
     from finecast.planning.plan import Plan
     from finecast.progress import Progress
     from finecast.rules import UserRule
+    from finecast.rules.policy import Policy
     from finecast.tuning.goal import Goal, Objective
 
 
@@ -152,13 +153,30 @@ class TuneKeywords(
     dims: Mapping[str, int] | None
 
 
-class TuneModuleKeywords(SearchKeywords, total=False):
-    """Of ``torch.tune``, beside its own."""
+class NamedKeywords(TypedDict, total=False):
+    """What ``tune`` names itself, and functions that call it take as keywords."""
 
     engine: str | None
     goal: Goal | None
     target: Emulation | str | None
     progress: Progress | bool
+
+
+class RequestKeywords(TuneKeywords, NamedKeywords, total=False):
+    """All of ``tune``."""
+
+    policy: Policy | str
+    data: DataOptions | Data | None
+
+
+class TuneModuleKeywords(SearchKeywords, LimitKeywords, NamedKeywords, total=False):
+    """Of ``torch.tune``, beside its own."""
+
+    calib: Data | CalibrationFunction | None
+    lower_is_better: bool | None
+    metric: str | None
+    of: str | Iterable[str] | None
+    slices: int | None
 
 
 class ConvertModuleKeywords(TypedDict, total=False):

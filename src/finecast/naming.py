@@ -285,11 +285,11 @@ class Option:
     @property
     def expected(self) -> tuple[Any, str]:
         """The types that it may have in Python, and words for them."""
-        return self.python or _EXPECTED[self.kind]
+        return self.python or EXPECTED[self.kind]
 
 
 _OPTION: Final = "option"
-_EXPECTED: Final[Mapping[type, tuple[Any, str]]] = {
+EXPECTED: Final[Mapping[type, tuple[Any, str]]] = {
     str: (str, "a name"),
     int: (Integral, "a whole number"),
     float: (Real, "a number"),

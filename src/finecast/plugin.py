@@ -169,7 +169,9 @@ class FrontendEntry:
         module: The module with ``read``, which opens a path, and ``take``, for an object.
         requires: The library that it needs.
         install: How to install that.
-        engines: Engines that load files of its kind.
+        files: The kind of the files that it writes: engines that say of themselves that they
+            read it (``EngineEntry.reads``) load them.
+        engines: Engines that load its files beside those.
         lacks: Options and verbs that do not apply to its models, and what to do instead.
         folders: Files that mark a folder as one of its models.
         beside: Names of further files that may be written with a model: ``{name}`` is the
@@ -184,6 +186,7 @@ class FrontendEntry:
     module: str
     requires: str
     install: str
+    files: str = ""
     engines: tuple[str, ...] = ()
     lacks: Mapping[str, str] = field(default_factory=dict[str, str])
     folders: tuple[str, ...] = ()
@@ -196,6 +199,13 @@ class FrontendEntry:
     def kind(self) -> str:
         """What it writes, in words, such as ``.onnx files``."""
         return "SavedModels" if self.writes_folder else f"{self.suffixes[0]} files"
+
+    @property
+    def runners(self) -> tuple[str, ...]:
+        """Names of the engines that load its files, those of plugins among them."""
+        entries = (engine for plugin in plugins() for engine in plugin.engines)
+        reading = (entry.name for entry in entries if entry.reads == self.files)
+        return tuple(dict.fromkeys((*reading, *self.engines)))
 
     def reads(self, path: Path) -> bool:
         """Whether it reads ``path``: a folder by the files in it, a file by its suffix."""

@@ -140,7 +140,7 @@ def test_draws_of_a_model_larger_than_a_message_are_fixed(
     """A note said so, and it drew other numbers in each run."""
     model = noisy(tmp_path, ".onnx")
     whole = get_engine(engine).load(model).run({"x": X64})["y"]
-    monkeypatch.setattr("finecast.engines.source._MOST_BYTES", 1000)
+    monkeypatch.setattr("finecast.engines.source.EXTERNAL_ABOVE_BYTES", 1000)
     if external:
         proto = onnx.load(model)
         onnx.save(

@@ -79,3 +79,21 @@ def test_openvinos_own_format_is_refused_by_the_ops_name(
 def test_other_pads_are_given_to_openvino(number: str, attributes: str) -> None:
     model = net(number, attributes)
     assert padded(model, "openvino") == pytest.approx(padded(model, "onnxruntime"))
+
+
+def test_the_ops_of_a_model_are_walked_over_once_a_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import openvino
+
+    from finecast.engines import openvino as engine
+
+    walks: list[Any] = []
+    every_op = engine.every_op
+    monkeypatch.setattr(
+        engine, "every_op", lambda model: [walks.append(model), *every_op(model)][1:]
+    )
+    onnx.save(net(CONSTANT), tmp_path / "net.onnx")
+    openvino.save_model(openvino.convert_model(tmp_path / "net.onnx"), tmp_path / "net.xml")
+    get_engine("openvino").load(tmp_path / "net.xml")
+    assert len(walks) == 1

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+import finecast
 import finecast.torch as ft
 from finecast.errors import ModelError, UsageError, UserCodeError
 from finecast.tuning.result import Result
@@ -92,6 +93,86 @@ def test_what_follows_the_outputs_is_taken(evaluate: Callable[[nn.Module], float
         assert tune(evaluate, module).baseline.metric == pytest.approx(evaluate(module))
     assert module.forward == own
     assert "forward" not in module.__dict__
+
+
+def wide() -> nn.Module:
+    """A net that a device gains by, though its times have a part that no format changes."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 4096), nn.ReLU(), nn.Linear(4096, 4)).eval()
+
+
+def test_a_metric_gets_the_module_as_a_device_computes_it() -> None:
+    module, got = wide(), list[nn.Module]()
+
+    def closeness(tried: nn.Module) -> float:
+        got.append(tried)
+        return 1 - float((tried(X) - exact).abs().max())
+
+    with torch.no_grad():
+        exact = module(X)
+    outcome = tune(closeness, module, policy="all:bf16", target="trn1")
+    assert got[0] is module
+    assert outcome.improved
+    assert outcome.baseline.metric == 1
+    lost = 1 - outcome.tuned.metric
+    assert 0 < lost < 2**-6  # numbers below 2, in bf16
+    assert got[-1](X).dtype is torch.float32
+    emulated = finecast.emulate(
+        module, "trn1", "all:bf16", example_inputs=(X,), evaluate=closeness, progress=False
+    )
+    assert 0 < emulated.baseline - emulated.metric < 2**-6
+
+
+def test_results_of_an_emulated_module_are_those_of_the_module() -> None:
+    class Named(nn.Module):
+        def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> dict[str, Any]:
+            return {"y": x.double() * scale, "nothing": None, "rank": (x > 0).long()}
+
+    def kinds(module: nn.Module) -> float:
+        results = module(X, scale=X[0])
+        assert list(results) == ["y", "nothing", "rank"]
+        assert results["nothing"] is None
+        assert (results["y"].dtype, results["rank"].dtype) == (torch.float64, torch.int64)
+        return float(results["y"].mean())
+
+    tune(kinds, Named(), example_kwargs={"scale": X[0]}, target="trn1")
+
+
+def test_a_built_in_metric_beside_a_function_is_refused() -> None:
+    with pytest.raises(UsageError, match="both a built-in metric and an evaluation function"):
+        tune(accuracy, metric="top1")
+
+
+def test_calibration_data_are_read() -> None:
+    with pytest.raises(UsageError, match="input 'input' is missing"):
+        tune(accuracy, calib={"x": X.numpy()})
+
+
+def test_a_metric_may_compare_with_the_original() -> None:
+    module = net()
+
+    def distance(tried: nn.Module) -> float:
+        with torch.no_grad():
+            return -float((tried(X) - module(X)).norm())
+
+    assert tune(distance, module).baseline.metric == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [({}, True), ({"criterion": finecast.Criterion(higher_is_better=False)}, False)],
+)
+def test_an_error_that_counts_as_better_is_told(more: dict[str, Any], said: bool) -> None:
+    module = wide()
+    with torch.no_grad():
+        exact = module(X)
+
+    def error(tried: nn.Module) -> float:
+        return float((tried(X) - exact).abs().mean())
+
+    outcome = tune(error, module, policy="all:bf16", target="trn1", **more)
+    warnings = [text for text in outcome.warnings if "--lower-is-better" in text]
+    assert len(warnings) == said
 
 
 class Two(nn.Module):

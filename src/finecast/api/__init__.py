@@ -24,8 +24,8 @@ from finecast.api.models import Model, ModelInMemory, graph_for, load
 from finecast.api.outputs import declared
 from finecast.api.profiling import profile
 from finecast.api.reporting import report
-from finecast.api.requests import on_data, uncertified
-from finecast.api.tuning import asked, search, tune, tuned
+from finecast.api.requests import data_of, on_data, uncertified
+from finecast.api.tuning import OF_TUNING, asked, search, tune, tuned
 from finecast.api.verification import verify
 from finecast.data.sources import DataOptions
 from finecast.native.artefact import Destination
@@ -33,6 +33,7 @@ from finecast.native.model import ReadOptions, RunOptions
 from finecast.tuning.goal import TuneRequest
 
 __all__ = [
+    "OF_TUNING",
     "DataOptions",
     "Destination",
     "Model",
@@ -46,6 +47,7 @@ __all__ = [
     "blame",
     "convert",
     "converted",
+    "data_of",
     "declared",
     "diff",
     "emulate",

@@ -10,7 +10,7 @@ from typing import Unpack
 from finecast import keywords
 from finecast.api.models import Model, file_in, plan_of
 from finecast.api.outputs import declared
-from finecast.api.requests import OF_METRICS, on_data
+from finecast.api.requests import on_data
 from finecast.arguments import checked, group_of
 from finecast.data.sources import Data, DataOptions
 from finecast.files import CommandFiles
@@ -20,10 +20,7 @@ from finecast.planning.plan import Plan
 from finecast.tuning.result import Result
 
 
-@checked(
-    *(Destination, RunOptions, DataOptions, ReadOptions),
-    without=(*OF_METRICS, "user_rules", "lock", "plan_out"),
-)
+@checked(Destination, RunOptions, DataOptions, ReadOptions)
 def apply(
     plan: Plan | str | Path,
     model: Model,

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from finecast import keywords
 from finecast.api.models import Model, opened_in_fp32, plan_or_model
-from finecast.api.requests import casting, uncertified
+from finecast.api.requests import casting, data_of, uncertified
 from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
 from finecast.data.sources import Data, DataOptions
@@ -25,10 +25,7 @@ from finecast.tuning.blaming import blame as blamed
 from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 
 
-@checked(
-    *(BlameOptions, Criterion, DataOptions, ReadOptions),
-    without=("dims", "groups", "baseline", "confidence", "score_range"),
-)
+@checked(BlameOptions, Criterion, DataOptions, ReadOptions)
 def blame(
     model: Model,
     low: Model | Plan | Emulation,
@@ -56,8 +53,8 @@ def blame(
         FinecastError: If the models cannot be compared or run.
     """
     how, asked = group_of(ReadOptions, options), group_of(BlameOptions, options).loaded()
-    stated = group_of(DataOptions, options, data=data).loaded()
     criterion = uncertified(options)
+    stated = data_of(data, options, criterion).loaded()
     asked.check_beside(stated, criterion)
     given = opened_in_fp32(model, how)
     given.check_original()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Unpack
+from typing import Unpack
 
 from finecast import keywords
 from finecast.api.models import Model, plan_or_model
@@ -13,10 +13,8 @@ from finecast.native.model import OpenedModel, ReadOptions
 from finecast.planning.plan import Plan
 from finecast.tuning.difference import Difference, Side, difference
 
-_OF_READING: Final = ("from_type", "example_inputs", "example_kwargs", "dynamic_shapes")
 
-
-@checked(ReadOptions, without=_OF_READING)
+@checked(ReadOptions)
 def diff(
     before: Plan | Model, after: Plan | Model, **options: Unpack[keywords.ReadingKeywords]
 ) -> Difference:

@@ -11,7 +11,7 @@ from finecast import keywords
 from finecast.api.application import savable
 from finecast.api.models import Model, opened_in_fp32
 from finecast.api.outputs import declared
-from finecast.api.requests import OF_JUDGING, OF_METRICS, device_for, on_data
+from finecast.api.requests import device_for, on_data
 from finecast.arguments import checked, group_of
 from finecast.data.golden import chosen
 from finecast.data.sources import Data, DataOptions, calibration_batches
@@ -32,7 +32,7 @@ from finecast.rules.user_rules import without_opinion
 from finecast.tuning.result import Result
 
 
-@checked(Destination, RunOptions, DataOptions, ReadOptions, without=OF_METRICS)
+@checked(Destination, RunOptions, DataOptions, ReadOptions)
 def convert(
     model: Model,
     output: Destination | str | Path | None = None,
@@ -178,7 +178,7 @@ def judged_by_chosen(data: DataOptions, plan: Plan) -> Iterator[str]:
         )
 
 
-@checked(RunOptions, DataOptions, ReadOptions, without=OF_JUDGING)
+@checked(RunOptions, DataOptions, ReadOptions)
 def judge(
     model: Model,
     policy: Policy | str,

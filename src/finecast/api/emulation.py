@@ -18,7 +18,7 @@ from finecast.tuning.emulating import EmulationReport
 from finecast.tuning.emulating import emulate as emulated
 
 
-@checked(DataOptions, ReadOptions, without=("dims", "groups", "baseline", "from_type"))
+@checked(DataOptions, ReadOptions)
 def emulate(
     model: Model,
     target: Emulation | str,

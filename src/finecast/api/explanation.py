@@ -8,13 +8,13 @@ from typing import Unpack
 
 from finecast import keywords
 from finecast.api.models import Model, opened_in_fp32, plan_of
-from finecast.api.requests import OF_JUDGING, device_for, on_data
+from finecast.api.requests import device_for, on_data
 from finecast.arguments import checked, group_of
 from finecast.data.sources import Data, DataOptions
 from finecast.devices.emulation import Emulation
 from finecast.engines import ENGINES
-from finecast.errors import EngineError, UsageError
-from finecast.naming import kind_of, unknown_name
+from finecast.errors import EngineError
+from finecast.naming import unknown_name
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.opening import opened
 from finecast.numbers.formats import Format
@@ -23,7 +23,7 @@ from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.tuning.explanation import Explanation
 
 
-@checked(RunOptions, DataOptions, ReadOptions, without=OF_JUDGING)
+@checked(RunOptions, DataOptions, ReadOptions)
 def explain(
     model: Model,
     node: str | None = None,
@@ -50,11 +50,6 @@ def explain(
     Raises:
         FinecastError: If the model cannot be read, it has no such node, or rules conflict.
     """
-    if node is not None and not isinstance(node, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise UsageError(
-            f"node is {kind_of(node)}, not the name of an op",
-            fix="give an op by its name, and a plan by plan=",
-        )
     how, stated = group_of(ReadOptions, options), plan_of(plan)
     if stated is not None:
         read = opened(model, how, plan=stated)

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from finecast import keywords
 from finecast.api.models import Model, opened_in_fp32
-from finecast.api.requests import OF_METRICS, on_data
+from finecast.api.requests import on_data
 from finecast.arguments import checked, group_of
 from finecast.data.sources import Data, DataOptions
 from finecast.native.census import Census
@@ -15,7 +15,7 @@ from finecast.native.model import ReadOptions, RunOptions
 from finecast.numbers.formats import Format
 
 
-@checked(DataOptions, ReadOptions, without=OF_METRICS)
+@checked(DataOptions, ReadOptions)
 def inspect(
     model: Model,
     *,

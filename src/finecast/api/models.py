@@ -28,7 +28,7 @@ Model: TypeAlias = "OpenedModel | str | Path | ModelInMemory"
 """A model as functions here accept it: loaded, a path, or an object of its library."""
 
 
-@checked(ReadOptions, without=("from_type",))
+@checked(ReadOptions)
 def load(
     model: Model, *, output: str | Path | None = None, **options: Unpack[keywords.LoadKeywords]
 ) -> OpenedModel:

@@ -7,7 +7,6 @@ from typing import Unpack
 
 from finecast import keywords
 from finecast.api.models import Model
-from finecast.api.requests import OF_METRICS
 from finecast.arguments import checked, group_of
 from finecast.data.sources import Data, DataOptions
 from finecast.native.model import ReadOptions
@@ -16,7 +15,7 @@ from finecast.native.profiling import profile as profiled
 from finecast.progress import Progress, reporting
 
 
-@checked(Rounds, DataOptions, ReadOptions, without=(*OF_METRICS, "from_type"))
+@checked(Rounds, DataOptions, ReadOptions)
 def profile(
     models: Model | Sequence[Model],
     *,

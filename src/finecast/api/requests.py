@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from finecast.arguments import group_of
 from finecast.data.criterion import Criterion
-from finecast.data.sources import DataOptions
+from finecast.data.sources import Data, DataOptions
 from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
 from finecast.errors import UsageError
 from finecast.native.model import RunOptions
 from finecast.rules.policy import Policy, Scope
 from finecast.tuning.goal import Goal
-
-OF_METRICS: Final = ("metric", "evaluate", "lower_is_better", "of", "groups", "baseline")
-"""Options of data that only a verb which evaluates a metric has."""
-OF_JUDGING: Final = (*OF_METRICS, "verify", "lock")
-"""Options that a verb has not which writes nothing."""
 
 
 def on_data(run: RunOptions, data: DataOptions, *, sizes_feeds: bool = False) -> RunOptions:
@@ -63,6 +58,18 @@ def casting(target: Emulation | str, policy: Policy) -> Emulation:
     emulation = replace(emulation, scope=policy.scope, format=policy.format)
     check(emulation)
     return emulation
+
+
+def data_of(
+    data: DataOptions | Data | None, options: Mapping[str, Any], criterion: Criterion
+) -> DataOptions:
+    """The data, whose metric improves in the direction that ``criterion`` states.
+
+    Raises:
+        UsageError: If the data are given, and a part of them.
+    """
+    stated = group_of(DataOptions, options, data=data)
+    return stated if criterion.higher_is_better else replace(stated, lower_is_better=True)
 
 
 def goal_of(goal: Goal | None, options: Mapping[str, Any]) -> Goal:

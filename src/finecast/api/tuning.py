@@ -6,14 +6,14 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Unpack
+from typing import Final, Unpack
 
 from finecast import keywords
 from finecast.api.application import savable
 from finecast.api.conversion import judged_by_chosen, locked
 from finecast.api.models import Model, file_in, plan_of
 from finecast.api.outputs import declared
-from finecast.api.requests import device_of, goal_of
+from finecast.api.requests import data_of, device_of, goal_of
 from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
 from finecast.data.golden import chosen
@@ -36,7 +36,7 @@ from finecast.tuning.goal import Execution, Goal, Objective, TuneRequest
 from finecast.tuning.result import Result
 from finecast.tuning.tune import tune as search
 
-_OF_TUNING: Final = (
+OF_TUNING: Final = (
     Destination,
     TuneRequest,
     Goal,
@@ -48,7 +48,7 @@ _OF_TUNING: Final = (
 _AS_IT_IS: Final = ReadOptions()
 
 
-@checked(*_OF_TUNING)
+@checked(*OF_TUNING)
 def tune(
     model: Model,
     output: Destination | str | Path | None = None,
@@ -90,45 +90,34 @@ def tune(
     Raises:
         FinecastError: One of its kinds, with what is wrong, where, and what to do.
     """
-    written, request, how = _asked(
+    written, request, how = asked(
         output, policy=policy, data=data, goal=goal, engine=engine, target=target, **options
     )
     with reporting(progress, "tuning") as report:
         return tuned(model, written, replace(request, progress=report), how)
 
 
-def _asked(
+@checked(*OF_TUNING, verb="tune")
+def asked(
     output: Destination | str | Path | None = None,
-    *,
-    policy: Policy | str = DEFAULT_POLICY,
-    data: DataOptions | Data | None = None,
-    goal: Goal | None = None,
-    engine: str | None = None,
-    target: Emulation | str | None = None,
-    progress: Progress | bool = True,
-    **options: Any,
+    **options: Unpack[keywords.RequestKeywords],
 ) -> tuple[Destination, TuneRequest, ReadOptions]:
     """What ``tune`` is asked for, as values; the model is not looked at.
 
     Raises:
         UsageError: If it can be asked of no model.
     """
-    written = group_of(Destination, options, path=output)
-    request = group_of(TuneRequest, options)
+    goal = goal_of(options.get("goal"), options)
     request = replace(
-        request,
-        data=group_of(DataOptions, options, data=data),
-        goal=goal_of(goal, options),
-        policy=Policy.of(policy),
-        engine=engine,
-        device=device_of(target),
+        group_of(TuneRequest, options),
+        data=data_of(options.get("data"), options, goal.criterion),
+        goal=goal,
+        policy=Policy.of(options.get("policy", DEFAULT_POLICY)),
+        engine=options.get("engine"),
+        device=device_of(options.get("target")),
         execution=group_of(Execution, options),
     )
-    return written, request, group_of(ReadOptions, options)
-
-
-asked = checked(*_OF_TUNING, verb="tune")(_asked)
-"""``_asked``, which checks its arguments as ``tune`` does."""
+    return group_of(Destination, options, path=output), request, group_of(ReadOptions, options)
 
 
 def tuned(

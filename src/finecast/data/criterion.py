@@ -18,6 +18,7 @@ from functools import partial
 from numbers import Real
 from typing import Final
 
+from finecast.calls import checks
 from finecast.data.certificates import check_confidence
 from finecast.errors import ModelError, UsageError
 from finecast.naming import Option, convert_options, member_of, share_of
@@ -56,6 +57,7 @@ class CriterionKind(Enum):
     ABSOLUTE = "absolute"
 
 
+@checks
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criterion:
     """How much worse than the baseline a result may be.

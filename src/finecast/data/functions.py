@@ -195,9 +195,20 @@ def _reversed(array: Array) -> Array:
     return array.reshape(-1)[::-1].reshape(array.shape)
 
 
+_DRAWS: Final = np.random.default_rng(0)
+
+
+def _drawn(array: Array) -> Array:
+    if array.dtype.kind != "f":
+        return _DRAWS.permuted(array.reshape(-1)).reshape(array.shape)
+    return _DRAWS.standard_normal(array.shape).astype(array.dtype)
+
+
 # Outputs in place of a model's: what is no number for any of them follows no output. The first
-# changes nearly every metric; a metric that is 0 for many models needs the others.
-_REPLACEMENTS: Final[tuple[Replacement, ...]] = (_negated, np.zeros_like, _reversed)
+# changes nearly every metric; a metric that is 0 for many models needs the others. A metric
+# that compares two calls, such as of a module and of the original, is the same where both are
+# replaced alike: the last draws other numbers in each call.
+_REPLACEMENTS: Final[tuple[Replacement, ...]] = (_negated, np.zeros_like, _reversed, _drawn)
 
 
 class OtherCallError(Exception):
@@ -326,7 +337,7 @@ def check_baseline(
     if all(_on_replaced(replaced, one) == baseline for one in _REPLACEMENTS):
         raise UserCodeError(
             f"the evaluation function returns {baseline:g} whatever the outputs are: with"
-            " their negatives, with zeros and in reverse order, too",
+            " their negatives, with zeros, in reverse order and with random numbers, too",
             where=where,
             fix=f"compute the number from what {call} returns, on data of which the"
             " model gets some right",

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from finecast.calls import checks
 from finecast.data.datasets import Dataset, data_set, load_npz, open_npz
 from finecast.data.decoding import Decoding, advice_on_whole
 from finecast.data.feeds import check_dims, check_sizes, no_effect, synthetic_feeds
@@ -102,6 +103,7 @@ def _names(given: str | Iterable[str] | None) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
+@checks
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataOptions:
     """Evaluation and calibration data: either ``data`` and ``metric``, or ``evaluate``.
@@ -334,8 +336,18 @@ def file_of(given: str | Path) -> Path:
     return Path(file if named else given)
 
 
-def workload_of(options: DataOptions, session: Session) -> Workload:
+def workload_of(
+    options: DataOptions,
+    session: Session,
+    of_function: Callable[..., Workload] = FunctionWorkload,
+) -> Workload:
     """The workload that ``options`` describe, for a model loaded as ``session``.
+
+    Args:
+        options: The options.
+        session: The fp32 model.
+        of_function: Makes the workload of a user's evaluation function, of the fields of
+            ``FunctionWorkload``.
 
     Raises:
         UsageError: If they do not fit together or do not fit the model.
@@ -349,7 +361,7 @@ def workload_of(options: DataOptions, session: Session) -> Workload:
     if evaluate is not None:
         assert not isinstance(evaluate, str)
         _check_evaluation(options)
-        return FunctionWorkload(
+        return of_function(
             function=evaluate,
             name=options.label,
             lower_is_better=options.lower_is_better,

@@ -191,6 +191,11 @@ class Workload(ABC):
         """Which way the metric improves."""
 
     @property
+    def assumes_direction(self) -> bool:
+        """Whether nobody said which way the metric improves, so that more counts as better."""
+        return False
+
+    @property
     def parts(self) -> int:
         """The most parts that can be evaluated apart from one another."""
         return 1
@@ -442,6 +447,11 @@ class FunctionWorkload(Workload):
     @property
     def higher_is_better(self) -> bool:
         """As the user states it."""
+        return not self.lower_is_better
+
+    @property
+    def assumes_direction(self) -> bool:
+        """True unless the user states that lower is better."""
         return not self.lower_is_better
 
     @property

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from finecast.calls import checks
 from finecast.devices.targets import (
     EngineRole,
     Relayout,
@@ -54,6 +55,7 @@ class EmulatedPorts:
     write: Format
 
 
+@checks
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
     """A target and the options of its compiler that touch numbers.

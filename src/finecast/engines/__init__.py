@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from finecast.calls import checks
 from finecast.engines.base import Engine, Loadable, Session, does_not_run
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.dry_run import CrashedError
@@ -70,6 +71,7 @@ def name_of(spec: str) -> str:
     return spelled(spec.partition(":")[0])
 
 
+@checks
 def get_engine(spec: str) -> Engine:
     """The engine that ``NAME`` or ``NAME:DEVICE`` names, such as ``openvino:GPU``.
 
@@ -134,6 +136,7 @@ def reading(kind: str) -> tuple[str, ...]:
     return tuple(name for name, entry in ENGINES.items() if entry.reads == kind)
 
 
+@checks
 def default_engine() -> Engine:
     """The first of ``ENGINES`` that is installed and reads ONNX files.
 

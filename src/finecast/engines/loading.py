@@ -63,7 +63,7 @@ def exact_session(model: Any, *, optimizing: bool = True, apart: bool = False) -
 def _engine_of(home: str) -> str:
     """The engine of the frontend whose package ``home`` is in."""
     return next(
-        entry.engines[0]
+        entry.runners[0]
         for plugin in plugins()
         for entry in plugin.frontends
         if entry.opens(home)

@@ -55,6 +55,7 @@ from finecast.frontends.dry_run import DryRun, Feed, Kept, warm_up
 from finecast.frontends.dry_run_worker import KernelFacts, OpFacts, PortFacts, ops_of, ports_of
 from finecast.frontends.dry_run_worker import kernels_of as runtime_kernels
 from finecast.frontends.onnx.model import without_links
+from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.changes import hint_of
 from finecast.frontends.openvino.confused import confused_products
 from finecast.frontends.openvino.draws import with_fixed_draws
@@ -675,8 +676,9 @@ def _check_computed_rightly(model: openvino.Model, where: str) -> None:
         (confused_products, "store a transposed copy of these weights for the second product"),
         (computed_padding, "pad by a constant number, such as 0, and select the computed one"),
     )
+    ops = [*every_op(model)]
     for find, fix in faults:
-        if wrong := find(model):
+        if wrong := find(ops):
             raise EngineError(
                 f"the model is not given to OpenVINO: {wrong}",
                 where=where,

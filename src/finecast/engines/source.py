@@ -15,7 +15,7 @@ from finecast.files.staging import Stage
 from finecast.frontends.onnx.draws import fix_draws, may_draw
 from finecast.frontends.onnx.editor import ROUNDING
 from finecast.frontends.onnx.miscomputed import miscomputed
-from finecast.frontends.onnx.model import place_files
+from finecast.frontends.onnx.model import EXTERNAL_ABOVE_BYTES, place_files
 from finecast.frontends.onnx.stream import GRAPH_INITIALIZER, MODEL_GRAPH
 from finecast.frontends.wire import Field, fields, prefix, undecodable
 from finecast.numbers.formats import Format
@@ -127,10 +127,6 @@ def _whole(model: Path | bytes) -> ir.Model:
     return ir.serde.deserialize_model(onnx.ModelProto.FromString(model))
 
 
-_MOST_BYTES: Final = (2 << 30) - (1 << 20)
-"""Of one protobuf message."""
-
-
 def to_run(model: Path | bytes) -> tuple[Path | bytes, ModelSource]:
     """The model as engines run it, with fixed draws in place of random ops, and its source.
 
@@ -151,7 +147,7 @@ def to_run(model: Path | bytes) -> tuple[Path | bytes, ModelSource]:
     del content
     if not fix_draws(proto, str(folder)):
         return model, source
-    large = proto.ByteSize() > _MOST_BYTES
+    large = proto.ByteSize() > EXTERNAL_ABOVE_BYTES
     if not large and not (source.data and isinstance(model, Path)):
         fixed = proto.SerializeToString()
         return fixed, read_source(fixed)

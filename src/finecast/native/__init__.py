@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from finecast.native.model import OpenedModel as OpenedModel
     from finecast.native.opening import check_written as check_written
     from finecast.native.planning import Judging as Judging
+    from finecast.native.planning import check_stated as check_stated
     from finecast.native.roundings import Times as Times
     from finecast.native.source import EngineBuilt as EngineBuilt
     from finecast.native.source import VerifyOn as VerifyOn

@@ -246,6 +246,12 @@ class OpenedModel(ABC):
         Raises:
             UsageError: If they do not fit together or do not fit the model.
         """
+        if options.baseline is not None:
+            raise UsageError(
+                "a number is given for the fp32 model's metric, which is measured on the data",
+                where="baseline",
+                fix="leave it out: it is for evaluate= of a PyTorch module in memory",
+            )
         return workload_of(replace(options, rows=self.rows_read), session)
 
     @abstractmethod

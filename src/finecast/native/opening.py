@@ -54,8 +54,8 @@ def _writes(entry: FrontendEntry, path: Path) -> bool:
 
 def _planned(entry: FrontendEntry, plan: Plan) -> bool:
     """Whether ``plan`` may be one for a model as the frontend reads it."""
-    known = {name for frontend in FRONTENDS for name in frontend.engines}
-    runs = plan.engine in entry.engines or plan.engine not in known
+    known = {name for frontend in FRONTENDS for name in frontend.runners}
+    runs = plan.engine in entry.runners or plan.engine not in known
     return runs and bool(plan.opset) == entry.opsets
 
 
@@ -112,7 +112,7 @@ def check_output_name(model: Path, output: Path) -> None:
 
 def engine_of(output: Path) -> str:
     """The name of the engine that runs a model written to ``output``."""
-    return next(entry.engines[0] for entry in FRONTENDS if _writes(entry, output))
+    return next(entry.runners[0] for entry in FRONTENDS if _writes(entry, output))
 
 
 def check_written(module: str, output: Path) -> None:
@@ -181,7 +181,7 @@ def check_engine(model: Path, engine: str) -> None:
     """Raise UsageError unless ``engine`` loads files of the kind of ``model``."""
     _check_kind(model)
     if not runs_in(model, engine):
-        names = dict.fromkeys(name for entry in _readers(model) for name in entry.engines)
+        names = dict.fromkeys(name for entry in _readers(model) for name in entry.runners)
         kind = "SavedModels" if model.is_dir() else f"{model.suffix.lower()} files"
         more = "and only models that it runs"
         raise does_not_run(engine, kind, names, where=str(model), more=more)
@@ -189,7 +189,7 @@ def check_engine(model: Path, engine: str) -> None:
 
 def runs_in(model: Path, engine: str) -> bool:
     """Whether ``engine`` loads files of the kind of ``model``."""
-    return any(engine in entry.engines for entry in _readers(model))
+    return any(engine in entry.runners for entry in _readers(model))
 
 
 def written_with(model: Path, output: Destination) -> Written:

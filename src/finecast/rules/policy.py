@@ -9,6 +9,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from finecast.calls import checks
 from finecast.errors import UsageError
 from finecast.naming import (
     Option,
@@ -103,6 +104,7 @@ _PORTS: Final = {"low": "io_low", "state": "io_state"}
 """Words for inputs and outputs that are named by no name, and the fields that they set."""
 
 
+@checks
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Policy:
     """Which ops may be lowered, and to which formats.

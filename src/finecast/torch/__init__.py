@@ -27,7 +27,8 @@ from torch._C._profiler import (
 from torch.export import ExportedProgram
 
 from finecast import api
-from finecast.data.criterion import Criterion
+from finecast.arguments import checked
+from finecast.calls import checks
 from finecast.data.deviation import LIMIT, deviation
 from finecast.data.response import nan_outputs
 from finecast.engines.base import Array
@@ -40,6 +41,7 @@ from finecast.keywords import ConvertModuleKeywords, TuneModuleKeywords
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.measure.timing import Latency
 from finecast.native.conversion_notes import NOTHING_CONVERTED
+from finecast.native.model import RunOptions
 from finecast.native.torch.files import export, load, save
 from finecast.native.torch.model import of_module, slow_formats
 from finecast.native.torch.subject import TuneOptions
@@ -72,21 +74,19 @@ __all__ = [
     "tune",
 ]
 
-_LEAST_STEPS: Final = 2
-
 
 def __getattr__(name: str) -> Any:
     """A name that a plugin gives, such as ``compile``, imported on first use."""
     return public_name(f"finecast.torch.{name}")
 
 
+@checked(*api.OF_TUNING)
 def tune(
     module: torch.nn.Module | ExportedProgram,
     example_inputs: Sequence[Any] | None,
     *,
     evaluate: Evaluate,
     example_kwargs: Mapping[str, Any] | None = None,
-    criterion: Criterion | None = None,
     policy: str | Policy = DEFAULT_POLICY,
     options: TuneOptions | None = None,
     **more: Unpack[TuneModuleKeywords],
@@ -103,52 +103,26 @@ def tune(
             None or empty for an exported program, which has its own.
         evaluate: Returns the accuracy of a module.
         example_kwargs: Keyword inputs.
-        criterion: The accuracy to keep; by default at most 1% less.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
         options: How plans are tried.
-        more: Other options of ``finecast.tune``: ``objective``, ``max_trials``,
-            ``baseline`` and the like.
+        more: Other options of ``finecast.tune``: the accuracy to keep (``criterion``,
+            ``tolerance``; by default at most 1% less), ``lower_is_better``, ``objective``,
+            ``max_trials``, ``baseline`` and the like.
 
     Raises:
         ModelError: If the module cannot be captured, or its own metric is NaN.
         UserCodeError: If ``evaluate`` fails, or what it returns says nothing of the module:
             no finite number, or one that does not follow from the module's outputs.
     """
-    how, kept = _checked(options or TuneOptions(), criterion or Criterion())
+    how = options or TuneOptions()
+    api.asked(policy=policy, evaluate=evaluate, **more)  # an export takes long
     arguments = arguments_of(module, example_inputs, example_kwargs)
     model = of_module(module, arguments, dynamic_shapes=how.dynamic_shapes)
     model.tuning = how
-    worse = not kept.higher_is_better
-    return api.tune(
-        model,
-        policy=policy,
-        evaluate=evaluate,
-        criterion=kept,
-        lower_is_better=worse or None,
-        **more,
-    )
+    return api.tune(model, policy=policy, evaluate=evaluate, **more)
 
 
-def _checked(how: TuneOptions, criterion: Criterion) -> tuple[TuneOptions, Criterion]:
-    """The arguments; a UsageError for other kinds, or too few steps."""
-    _check_is(criterion, Criterion, "criterion", "finecast.Criterion(tolerance=0.01)")
-    _check_is(how, TuneOptions, "options", "finecast.torch.TuneOptions(steps=3)")
-    if how.steps < _LEAST_STEPS:
-        raise UsageError(
-            f"{how.steps} steps: the fastest plan and the most accurate one are two",
-            where="options",
-            fix=f"give at least {_LEAST_STEPS}, or max_trials for fewer evaluations",
-        )
-    return how, criterion
-
-
-def _check_is(given: object, kind: type, where: str, example: str) -> None:
-    if not isinstance(given, kind):
-        raise UsageError(
-            f"{given!r} is no {kind.__name__}", where=where, fix=f"give {example}"
-        )
-
-
+@checked(RunOptions)
 def convert(
     module: torch.nn.Module | ExportedProgram,
     example_inputs: Sequence[Any] | None = None,
@@ -190,7 +164,7 @@ def convert(
     arguments = arguments_of(module, example_inputs, example_kwargs)
     model = of_module(module, arguments, dynamic_shapes=dynamic_shapes)
     model.rule_set = rule_set_of(rule_set)
-    model.calibration = [model.signature.feeds(*one) for one in calibration]
+    model.calibration = [model.signature.feeds(*_call(one)) for one in calibration]
     done = api.convert(model, policy=policy, verify=False, **more)
     engine = model.runners(None)[0]
     assert isinstance(engine, TorchEngine)
@@ -205,6 +179,19 @@ def convert(
         if not text.startswith(NOTHING_CONVERTED):  # the plan at hand says that, with reasons
             warnings.warn(text, stacklevel=2)
     return result
+
+
+def _call(arguments: object) -> Arguments:
+    """The positional and keyword inputs of a call; UsageError for what is no such pair."""
+    match arguments:
+        case tuple() | list() as args, dict() as kwargs:
+            return tuple(args), kwargs
+        case _:
+            raise UsageError(
+                f"a {type(arguments).__name__} is no pair of positional and keyword inputs",
+                where="calibration",
+                fix="give a pair for each call, as ((x,), {})",
+            )
 
 
 def _spoilt_outputs(
@@ -266,6 +253,7 @@ class Profile:
         return (self.peak_bytes + self.resident_bytes) / 2**20
 
 
+@checks
 def profile(
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
@@ -298,6 +286,7 @@ def profile(
     )
 
 
+@checks
 def peak_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
     """The most bytes that one call had allocated at once, beyond what was there before."""
     device = _device(fn, args)
@@ -306,6 +295,7 @@ def peak_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
     return _peak(_allocations(lambda: fn(*args), device))
 
 
+@checks
 def activation_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
     """The peak of memory that one call allocated and freed again, in bytes.
 
@@ -316,6 +306,7 @@ def activation_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
     return _peak(a for a in events if a.freed is not None)
 
 
+@checks
 def saved_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
     """Bytes that one call allocated and that stay allocated while its result lives.
 
@@ -326,6 +317,7 @@ def saved_bytes(fn: Callable[..., Any], args: Sequence[Any] = ()) -> int:
     return sum(a.size for a in events if a.freed is None)
 
 
+@checks
 def resident_bytes(fn: object, args: Sequence[Any]) -> int:
     """Bytes of the tensors that ``fn`` holds and of tensor arguments; shared memory once.
 

@@ -315,6 +315,7 @@ class Conclusion:
                 *subject.told,
                 *self.trials.lost,
                 *subject.model.notes(self.planner),
+                *self._doubted_direction(),
                 *measurements.times.notes,
                 *self._better_alone(anchors, measurements, result, tuned.metric),
             ),
@@ -326,6 +327,20 @@ class Conclusion:
             conditions=self._conditions(measurements),
             inputs=self._inputs(plan),
         )
+
+    def _doubted_direction(self) -> tuple[str, ...]:
+        """A warning where more counts as better and all plans have more, as of an error."""
+        tried = [trial.metric for trial in self.trials.tried.values()]
+        baseline = self.trials.baseline
+        raised = bool(tried) and min(tried) > baseline
+        if not (raised and self.workload.assumes_direction):
+            return ()
+        text = (
+            "more of the metric counts as better, and every plan that was tried has more of it"
+            f" than fp32, which has {baseline:.6g}: if it is an error or a loss, give"
+            " --lower-is-better (in Python lower_is_better=True)"
+        )
+        return (text,)
 
     def _inputs(self, plan: Plan) -> Inputs:
         """The arrays of the first call that is timed, in the types that ``plan`` declares."""

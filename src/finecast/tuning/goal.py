@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from finecast.calls import checks
 from finecast.data.criterion import Criterion
 from finecast.data.sources import DataOptions
 from finecast.data.workload import Workload
@@ -128,6 +129,7 @@ Bytes do not scatter; a smaller gain in bytes is not worth a loss of accuracy.
 """
 
 
+@checks
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
     """The accuracy to keep, the gain that is worth it, and the budget of the search.

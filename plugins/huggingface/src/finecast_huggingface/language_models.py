@@ -25,15 +25,18 @@ from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, Unpack, cast
 
 import numpy as np
 
 from finecast import Policy, Result, api, get_engine
+from finecast.arguments import checked
+from finecast.calls import checks
 from finecast.data import to_array
 from finecast.engines import DTYPES, Array, Session, candidates
 from finecast.errors import EngineError, UsageError
 from finecast.files import check_writable, writing
+from finecast.keywords import NamedKeywords, TuneKeywords
 from finecast.naming import kind_of
 from finecast.rules import DEFAULT_POLICY
 from finecast.usercode import guarded
@@ -64,6 +67,13 @@ _NEEDLESS: Final = ("use_cache", "return_dict", "cache_position")
 """Arguments of a call that are no wish for more than it gives."""
 
 
+class TuneTextKeywords(TuneKeywords, NamedKeywords, total=False):
+    """Of ``tune``, beside its own."""
+
+    policy: Policy | str
+
+
+@checked(*api.OF_TUNING)
 def tune(
     model: Any,
     output: str | Path | None = None,
@@ -71,7 +81,7 @@ def tune(
     data: Data,
     tokenizer: Any = None,
     length: int = _LENGTH,
-    **options: Any,
+    **options: Unpack[TuneTextKeywords],
 ) -> Result:
     """Find the fastest mixed precision of a causal language model; its ``generate`` runs it.
 
@@ -147,6 +157,7 @@ def _check_generation(model: Any, exported: Any, ids: Array, engine: str | None)
         )
 
 
+@checks
 def tokens(data: Data, tokenizer: Any = None, length: int = _LENGTH) -> dict[str, Array]:
     """Inputs and labels of pieces of text that are ``length`` tokens long.
 
@@ -232,6 +243,7 @@ def _whole(given: Any) -> Array:
     return token_ids.astype(np.int64).ravel()
 
 
+@checks
 def export(model: Any, path: str | Path) -> Path:
     """Write a causal language model as ONNX, with its cache as inputs and outputs.
 
@@ -293,6 +305,7 @@ def _positions(name: str) -> str:
     return "past" if name.startswith("past") else "length"
 
 
+@checks
 def generator(model: Any, session: Session) -> Any:
     """``model`` with another's computation: of a tuned model that it was exported to.
 

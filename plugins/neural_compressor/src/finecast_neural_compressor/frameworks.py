@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast import api
+from finecast.calls import checks
 from finecast.errors import EngineError, UsageError
 from finecast.naming import kind_of
 from finecast_neural_compressor.config import (
@@ -166,6 +167,7 @@ _ITEX: Final = (
 )
 
 
+@checks
 def load(checkpoint_dir: str | Path, model: Any = None, *, trust: bool = False) -> Any:
     """Read the result of ``fit`` that its ``save`` wrote.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from finecast import Format, Goal
+from finecast.calls import checks
 from finecast.data import check_finite
 from finecast.errors import UsageError
 from finecast.naming import kind_of
@@ -33,6 +34,7 @@ Model = TypeVar("Model")
 Scores = dict[frozenset[str], float]
 
 
+@checks
 def fit(
     model: Any,
     conf: MixedPrecisionConfig | None = None,

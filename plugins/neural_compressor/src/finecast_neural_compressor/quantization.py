@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from finecast import Format, Policy, Scope
+from finecast.calls import checks
 from finecast.errors import UsageError
 from finecast.graph import Node
 from finecast.naming import kind_of
@@ -30,6 +31,7 @@ from finecast_neural_compressor.given_model import (
 from finecast_neural_compressor.op_dicts import OpRule, permitted
 
 
+@checks
 def fit(
     model: Any,
     conf: object,

@@ -22,10 +22,7 @@ class LadderKeywords(WritingKeywords, AccuracyKeywords, total=False):
     """Of ``ladder``."""
 
 
-@checked(
-    *(Destination, Criterion, DataOptions, ReadOptions),
-    without=("dims", "groups", "baseline", "confidence", "score_range", "plan_out"),
-)
+@checked(Destination, Criterion, DataOptions, ReadOptions)
 def ladder(
     model: Model,
     rungs: Sequence[Rung],
@@ -54,11 +51,11 @@ def ladder(
     Raises:
         FinecastError: If the model cannot be emulated, or its metric is no number.
     """
-    stated = group_of(DataOptions, options, data=data)
+    criterion = api.uncertified(options)
     request = LadderRequest(
         rungs=rungs,
-        data=stated,
-        criterion=api.uncertified(options),
+        data=api.data_of(data, options, criterion),
+        criterion=criterion,
         per_op=per_op,
         formats=formats,
     )

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Final, TypeVar
 
 from finecast import Format, Policy, Scope
+from finecast.calls import checks
 from finecast.devices import Emulation, Relayout, check, load_target
 from finecast.errors import UsageError
 from finecast.naming import look_up, spelled
@@ -121,11 +122,13 @@ _SPELLED: Final = {
 }
 
 
+@checks
 def compiler_for(target: str) -> Compiler:
     """Which compiler builds for ``target``."""
     return Compiler.NEURON_CC if spelled(target) == _INF1 else Compiler.NEURONX_CC
 
 
+@checks
 def resolve(
     given: Given, *, sdk: str | None = None, target: str | None = None
 ) -> NeuronOptions:
@@ -329,6 +332,7 @@ _COMMANDS: Final = {
 }
 
 
+@checks
 def ladder(target: str, base: Given | None = None, *, sdk: str | None = None) -> list[Rung]:
     """All rungs of the compiler for ``target``, most accurate first.
 

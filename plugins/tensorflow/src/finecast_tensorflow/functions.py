@@ -14,11 +14,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from finecast import DataOptions, Policy, Result, api
+from finecast.arguments import checked
+from finecast.calls import checks
 from finecast.data import Data
 from finecast.errors import EngineError, UsageError
+from finecast.keywords import RequestKeywords
 from finecast.rules import DEFAULT_POLICY, UserRule
 
 if importlib.util.find_spec("tensorflow") is None:
@@ -31,6 +34,7 @@ from finecast_tensorflow.native import Function, TensorFlowModel
 __all__ = ["Function", "Result", "convert", "read_frozen", "tune"]
 
 
+@checks
 def convert(
     model: Any,
     output: str | Path | None = None,
@@ -67,7 +71,10 @@ def convert(
     return result
 
 
-def tune(model: Any, output: str | Path | None = None, **options: Any) -> Result:
+@checked(*api.OF_TUNING)
+def tune(
+    model: Any, output: str | Path | None = None, **options: Unpack[RequestKeywords]
+) -> Result:
     """Find the fastest mixed precision that keeps an accuracy; write it if it helps.
 
     Args:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from finecast import Format, Plan
+from finecast.calls import checks
 from finecast.errors import ModelError, UsageError
 from finecast.graph import Graph, Node
 from finecast.naming import kind_of
@@ -26,6 +27,7 @@ _POLICIES: Final = {
 _MARK: Final = re.compile(r"finecast_layer_(\d+)_")
 
 
+@checks
 def apply_plan(model: Any, plan: Plan) -> dict[str, str]:
     """Give each layer of a Keras model the dtype policy that is nearest to a plan.
 

@@ -31,7 +31,7 @@ PLUGIN: Final = Plugin(
             module="finecast_tensorflow.native",
             requires="tensorflow",
             install="pip install tensorflow; or name an output .xml, for OpenVINO",
-            engines=("tensorflow",),
+            files=SAVED_MODELS,
             lacks={
                 "--external-data/--one-file": "leave it out",
                 "--from-type": "save the model in fp32 first",

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from enum import Enum
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypedDict, Unpack
 
 import torch
 from torch import nn
@@ -23,13 +23,14 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from finecast import Plan, Policy, Scope
+from finecast.calls import checks
 from finecast.engines import drop_slow_formats, speed_of
 from finecast.engines.torch import CompiledCost, TorchEngine
 from finecast.errors import UsageError
 from finecast.frontends.torch import CASTS, TorchPrepared, mark_regions
 from finecast.graph import Graph
 from finecast.naming import kind_of, listed, look_up, suggestion
-from finecast.native import Judging, Times
+from finecast.native import Judging, Times, check_stated
 from finecast.native.torch import planner_of, slow_formats
 from finecast.ops import graph_flops, recurrent_flops
 from finecast.planning import frontier_of, proposal
@@ -66,6 +67,10 @@ class Memory(Enum):
 _ISOLATES: Final = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
+_NO_OPS: Final = TorchPrepared(graph=Graph(nodes=(), values=(), digest=""), of=CASTS)
+"""A training graph, which tells what policies all such graphs can state."""
+
+
 class Compiled(Protocol):
     """The result of ``compile``: it is called like the function or module it was made of.
 
@@ -84,15 +89,25 @@ class Compiled(Protocol):
         ...
 
 
+class CompileKeywords(TypedDict, total=False):
+    """What ``torch.compile`` takes beside what ``compile`` names, with any backend."""
+
+    fullgraph: bool
+    dynamic: bool | None
+    disable: bool
+    isolate_recompiles: bool
+
+
+@checks
 def compile(  # noqa: A001 - named after torch.compile
-    function: Callable[..., Any],
+    function: nn.Module | Callable[..., Any],
     policy: str | Policy = DEFAULT_POLICY,
     *,
     memory: str = "autocast",
     accumulation: bool = False,
     user_rules: Mapping[str, UserRule] | None = None,
     rule_set: str = "finecast",
-    **options: Any,
+    **options: Unpack[CompileKeywords],
 ) -> Compiled:
     """``torch.compile`` with mixed precision planned over forward and backward together.
 
@@ -117,7 +132,11 @@ def compile(  # noqa: A001 - named after torch.compile
             off there.
         user_rules: Rules by name.
         rule_set: ``finecast``, or a guest's (``rules/guests.py``), as ``raf``.
-        options: What else ``torch.compile`` takes (``dynamic``, ``fullgraph``, ...).
+        options: What else ``torch.compile`` takes: ``dynamic``, ``fullgraph``, ``disable``.
+
+    Raises:
+        UsageError: If ``function`` cannot be called, or an argument is none of these, or
+            training graphs cannot state the policy.
     """
     if not callable(function):
         raise UsageError(
@@ -132,15 +151,16 @@ def compile(  # noqa: A001 - named after torch.compile
         rule_set=rule_set,
     )
     backend.coverage = coverage = Coverage(function)
-    if _ISOLATES:
-        options.setdefault("isolate_recompiles", True)
-    compiled: Any = watched(torch.compile(function, backend=backend, **options), coverage)
+    how: dict[str, Any] = {"isolate_recompiles": True} if _ISOLATES else {}
+    how |= options
+    compiled: Any = watched(torch.compile(function, backend=backend, **how), coverage)
     compiled.finecast_coverage = coverage
     compiled.finecast_plans = backend.plans
     compiled.finecast_backend = backend
     return compiled
 
 
+@checks
 class Backend:
     """A ``torch.compile`` backend: Inductor, with finecast's pass on the joint graph.
 
@@ -159,6 +179,14 @@ class Backend:
         overrides: Overrides | None = None,
     ) -> None:
         self.policy = Policy.of(policy)
+        check_stated(self.policy, TorchEngine(device="CPU"), _NO_OPS)
+        for name, rule in (user_rules or {}).items():
+            if not callable(rule):
+                raise UsageError(
+                    f"the rule {name!r} is of type {type(rule).__name__}, and no function",
+                    where="user_rules",
+                    fix="give a dict of functions by name",
+                )
         choices = {m.value: m for m in Memory}
         self.memory = look_up(memory, choices, what="choice of memory", where="memory")
         self.cache = WeightCache() if accumulation else None

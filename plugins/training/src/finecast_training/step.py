@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
+from finecast.calls import checks
 from finecast.errors import UsageError
 
 Loss = Callable[..., torch.Tensor]
@@ -24,6 +25,7 @@ _GRADIENT: Final = "grad_{}"
 _OWN_FRAME: Final = re.compile(rf'\s*File "{re.escape(__file__)}", line \d+, in .*\n?.*')
 
 
+@checks
 @final
 class TrainingStep(torch.nn.Module):
     """The loss of a module on a batch, and its gradients by the module's parameters.

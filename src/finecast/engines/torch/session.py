@@ -113,6 +113,20 @@ class ProgramSignature:
         """The feeds of arguments."""
         return ExampleFeeds(tree_leaves((tuple(args), dict(kwargs))), self.inputs)
 
+    def results(self, outputs: Mapping[str, Array]) -> Any:
+        """The program's results, as it returns them, of outputs by name."""
+        spec = self.program.call_spec.out_spec
+        assert spec is not None
+        fakes = {n.name: n.meta.get("val") for n in self.program.graph.nodes}
+        leaves: list[Any] = []
+        for result in user_ports(self.program)[1]:
+            if isinstance(result, TensorArgument):
+                fake = fakes[result.name]
+                leaves.append(_tensor(outputs[result.name]).to(fake.device, fake.dtype))
+            else:
+                leaves.append(getattr(result, "value", None))
+        return tree_unflatten(leaves, spec)
+
 
 def _tensor(array: Array) -> torch.Tensor:
     """An array as a tensor of its own; torch knows none of ml_dtypes' types."""

@@ -10,25 +10,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Hashable, Iterable
+from typing import Any, Final
 
 import numpy as np
 
 from finecast.devices.faults import is_here
-from finecast.frontends.openvino.bodies import every_op
-
-if TYPE_CHECKING:
-    import openvino
 
 FAULT: Final = "openvino-tied-weights"
 
 
-def confused_products(model: openvino.Model) -> str:
-    """Which products OpenVINO confuses; empty if there are none, or the fault is mended."""
+def confused_products(ops: Iterable[Any]) -> str:
+    """Which products among a model's ops OpenVINO confuses; empty for none, or if mended."""
     if not is_here(FAULT):
         return ""
-    weights = [(op, *read) for op in every_op(model) if (read := _square_weights(op))]
+    weights = [(op, *read) for op in ops if (read := _square_weights(op))]
     for key in (_form, _numbers):  # numbers are read only of weights of the same form
         alike: dict[Hashable, list[tuple[Any, Any, bool]]] = defaultdict(list)
         for product, constant, transposed in weights:

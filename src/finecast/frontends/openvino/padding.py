@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 from finecast.devices.faults import is_here
-from finecast.frontends.openvino.bodies import every_op
-
-if TYPE_CHECKING:
-    import openvino
 
 FAULT: Final = "openvino-computed-padding"
 
@@ -16,14 +13,15 @@ _VALUE: Final = 3
 """The input of a Pad that is the number to pad by."""
 
 
-def computed_padding(model: openvino.Model) -> str:
-    """Which Pad pads by a number that is computed; empty if none does, or it is mended.
+def computed_padding(ops: Iterable[Any]) -> str:
+    """Which Pad among a model's ops pads by a number that is computed; empty if none does.
 
     What follows from constants alone OpenVINO computes as it compiles a model, and pads by it.
+    Where the fault is mended, none is named.
     """
     if not is_here(FAULT):
         return ""
-    for op in every_op(model):
+    for op in ops:
         if op.get_type_name() == "Pad" and op.get_input_size() > _VALUE and _is_computed(op):
             return (
                 f"{op.get_friendly_name()!r} pads by a number that the model computes, and"

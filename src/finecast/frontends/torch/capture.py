@@ -6,6 +6,7 @@ import copy
 import logging
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -182,7 +183,7 @@ def exported(
     if isinstance(module, ExportedProgram):
         return module
     try:
-        with evaluating(module), torch.no_grad(), quiet(), without_partial_graph():
+        with quiet(), evaluating(module), torch.no_grad(), without_partial_graph():
             return torch.export.export(
                 module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
             )
@@ -216,10 +217,18 @@ def _raised_alone() -> Generator[None]:
             log.disabled = disabled
 
 
+_ONE_THREAD: Final = threading.RLock()
+"""Held where ``torch.export`` runs, which has state of the process, as Python's filters of
+warnings are."""
+
+
 @contextmanager
 def quiet() -> Generator[None]:
-    """Without torch's warnings about its own code, and its log of what it then raises."""
-    with warnings.catch_warnings(), _raised_alone():
+    """Without torch's warnings about its own code, and its log of what it then raises.
+
+    One thread at a time is inside.
+    """
+    with _ONE_THREAD, warnings.catch_warnings(), _raised_alone():
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\..*")
         warnings.filterwarnings("ignore", category=DeprecationWarning)

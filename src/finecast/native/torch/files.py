@@ -14,6 +14,7 @@ from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx import GraphModule
 from torch.utils._pytree import tree_leaves
 
+from finecast.calls import checks
 from finecast.engines.torch.session import ProgramSignature, examples
 from finecast.errors import ModelError, UsageError
 from finecast.files import writing
@@ -31,6 +32,7 @@ NOTES_FILE = "finecast.json"
 """The name there of the notes on the conversion, as in ``Provenance``."""
 
 
+@checks
 def load(path: str | Path, *, trust: bool = False) -> ExportedProgram:
     """Load the program in a ``.pt2`` file; no code in it is executed without ``trust``.
 
@@ -57,6 +59,7 @@ def converted(path: Path) -> Provenance | None:
         return None
 
 
+@checks
 def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
     """Export a converted module for the inputs of ``program``.
 
@@ -153,6 +156,7 @@ def _write(program: ExportedProgram, path: Path, extra: dict[str, Any]) -> None:
         ) from error
 
 
+@checks
 def save(
     program: ExportedProgram,
     path: str | Path,

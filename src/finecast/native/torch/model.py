@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from finecast.data.deviation import LIMIT
 from finecast.data.sizes import MOST_LENGTH, MOST_PRODUCTS
-from finecast.data.sources import DataOptions, known_outputs
+from finecast.data.sources import DataOptions, workload_of
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Engine, Feeds, Loadable, Session
@@ -355,17 +356,15 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def workload(self, options: DataOptions, session: Session) -> Workload:
         """The data; of a module in memory the user's metric gets the module itself."""
-        evaluate: Any = options.evaluate
-        if evaluate is None or self.given is None:
+        if self.given is None or options.evaluate is None:
             return EngineModel.workload(self, options, session)
-        return ModuleWorkload(
-            function=evaluate,
+        of_module = partial(
+            ModuleWorkload,
             known=options.baseline,
-            lower_is_better=options.lower_is_better,
             examples=self.examples,
-            of=known_outputs(options.of, session),
-            slices=options.slices,
+            signature=self.signature,
         )
+        return workload_of(replace(options, rows=self.rows_read), session, of_module)
 
     def emulated(self, **parts: Any) -> TorchEmulatedSubject:
         """The program on a device, of these parts."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
 
+from finecast.calls import checks
 from finecast.data.workload import Workload
 from finecast.engines.base import Feeds, Session
 from finecast.engines.exact import Exact
@@ -23,7 +24,7 @@ from finecast.engines.torch.session import (
     as_engine_error,
     unwritten,
 )
-from finecast.errors import EngineError
+from finecast.errors import EngineError, UsageError, UserCodeError
 from finecast.frontends.prepared import PreparedModel
 from finecast.frontends.torch import TorchPrepared
 from finecast.frontends.torch.capture import evaluating
@@ -52,6 +53,7 @@ from finecast.progress import Progress, silent
 from finecast.rules.calibration import uncalibrated
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
+from finecast.usercode import guarded
 
 if TYPE_CHECKING:
     from finecast.native.torch.model import TorchBuilt, TorchModel
@@ -67,6 +69,7 @@ _AS_IT_IS: Final = (
 
 # Plans of the frontier that are built and timed: each costs a compilation.
 _STEPS: Final = 5
+_LEAST_STEPS: Final = 2
 
 
 def deployed_frozen() -> Prepare:
@@ -77,6 +80,25 @@ def deployed_frozen() -> Prepare:
     if deployed() is not torch.compile:
         return deployed()
     return partial(torch.compile, options={"freezing": True})
+
+
+def _prepared_by(prepare: Prepare, module: torch.nn.Module) -> Callable[..., Any]:
+    """What a user's ``prepare`` gives for a module.
+
+    Raises:
+        UserCodeError: If it fails, or gives nothing that can be called.
+    """
+    where = getattr(prepare, "__qualname__", "prepare")
+    fix = "it gets a module and returns what is called in its place, as torch.compile does"
+    with guarded("the function prepare failed", where=where, fix=fix):
+        run = prepare(module)
+    if not callable(run):
+        raise UserCodeError(
+            f"the function prepare returns a {type(run).__name__}, which cannot be called",
+            where=where,
+            fix=fix,
+        )
+    return run
 
 
 def waiting_notes(denied: float) -> tuple[str, ...]:
@@ -101,6 +123,7 @@ def waiting_notes(denied: float) -> tuple[str, ...]:
     return (note,)
 
 
+@checks
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions:
     """How plans of modules are tried.
@@ -117,6 +140,19 @@ class TuneOptions:
     probing: bool = False
     steps: int = _STEPS
     dynamic_shapes: Any = None
+
+    def __post_init__(self) -> None:
+        """Refuse too few steps.
+
+        Raises:
+            UsageError: If they are fewer than two.
+        """
+        if self.steps < _LEAST_STEPS:
+            raise UsageError(
+                f"{self.steps} steps: the fastest plan and the most accurate one are two",
+                where="options",
+                fix=f"give at least {_LEAST_STEPS}, or max_trials for fewer evaluations",
+            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -274,10 +310,11 @@ class TorchSubject(EngineSubject):
         self, module: torch.nn.Module, arguments: Arguments
     ) -> tuple[Callable[..., Any], Sequence[str]]:
         """A module as it is deployed, and its products on codes that run on floats there."""
+        own = self.options.prepare
+        prepare = None if own is None else partial(_prepared_by, own)
         if not self._frozen:
-            return (self.options.prepare or deployed())(module), ()
-        prepare = self.options.prepare or deployed_frozen()
-        run, failed = compiled_frozen(module, *arguments, prepare)
+            return (prepare or deployed())(module), ()
+        run, failed = compiled_frozen(module, *arguments, prepare or deployed_frozen())
         return run, named(self.model.file.captured(Policy().label), failed)
 
 

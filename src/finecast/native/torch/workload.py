@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
@@ -22,8 +22,11 @@ from finecast.data.functions import (
     check_finite,
     metric_value,
 )
-from finecast.data.workload import Workload
+from finecast.data.samples import Indices
+from finecast.data.workload import CalibrationFunction, Workload
 from finecast.engines.base import Feeds, Session
+from finecast.engines.exact import CachedSession
+from finecast.engines.torch.session import ModuleSession, ProgramSignature
 from finecast.errors import UserCodeError
 from finecast.frontends.torch.draws import fixed_draws
 from finecast.frontends.torch.reader import tensors_digest
@@ -32,25 +35,39 @@ from finecast.usercode import guarded
 Evaluate = Callable[[torch.nn.Module], float]
 
 
-class _OfModule(Protocol):
-    module: torch.nn.Module
-    draws: Sequence[int] | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleWorkload(Workload):
-    """A user's evaluation of a module; the only data are the module's example inputs."""
+    """A user's evaluation of a module, which is timed on its example inputs.
+
+    Attributes:
+        function: Returns the accuracy of a module.
+        name: The function's name.
+        known: Its value for the fp32 module, if that is known already.
+        examples: The module's example inputs.
+        signature: The arguments and results of the module.
+        lower_is_better: Whether less of what the function returns is better.
+        calibrate: Gives the calibration feeds; None for the example inputs.
+    """
 
     function: Evaluate
+    name: str
     known: float | None
     examples: Feeds
+    signature: ProgramSignature
     lower_is_better: bool = False
+    calibrate: CalibrationFunction | None = None
     of: tuple[str, ...] = ()
     slices: int | None = None
+    groups: Indices | None = field(default=None, compare=False)
 
     @property
     def higher_is_better(self) -> bool:
         """As the user states it."""
+        return not self.lower_is_better
+
+    @property
+    def assumes_direction(self) -> bool:
+        """True unless the user states that lower is better."""
         return not self.lower_is_better
 
     def evaluate(self, session: Session, reference: Session | None) -> float:
@@ -61,22 +78,21 @@ class ModuleWorkload(Workload):
         """
         if reference is None and self.known is not None:
             return self.known
-        subject = cast("_OfModule", session)
-        module = subject.module
+        subject = self._evaluated(session)
         if reference is not None:
             return self._called(subject)
-        calls = RecordedCalls(module)
+        calls = RecordedCalls(subject.module)
         try:
             with calls.recorded():
                 value = self._called(subject)
         except UserCodeError:
             # It may compile the module as one graph, and then needs it as it is.
             value = self._called(subject)
-            check_finite(value, self._name)
+            check_finite(value, self.name)
             return value
         check_baseline(
             value,
-            self._name,
+            self.name,
             runs=calls.runs > 0,
             again=lambda: self._within(subject, calls.replayed()),
             replaced=lambda how: (
@@ -86,31 +102,59 @@ class ModuleWorkload(Workload):
         )
         return value
 
-    @property
-    def _name(self) -> str:
-        return getattr(self.function, "__qualname__", "evaluate")
+    def _evaluated(self, session: Session) -> EvaluatedModule:
+        """What the function gets of a session: its module, or one that runs the session."""
+        while isinstance(session, CachedSession):
+            session = session.session
+        if isinstance(session, ModuleSession):
+            return EvaluatedModule(module=session.module, draws=session.draws)
+        return EvaluatedModule(module=SessionModule(session, self.signature))
 
-    def _within(self, subject: _OfModule, calls: AbstractContextManager[None]) -> float:
+    def _within(self, subject: EvaluatedModule, calls: AbstractContextManager[None]) -> float:
         with calls:
             return self._called(subject)
 
-    def _called(self, subject: _OfModule) -> float:
+    def _called(self, subject: EvaluatedModule) -> float:
         """The function's value; random ops draw the same numbers for each module."""
         with (
             torch.no_grad(),
             fixed_draws(subject.draws),
             guarded(
                 "the evaluation function failed",
-                where=self._name,
+                where=self.name,
                 fix="it gets a module and returns a number: try it on the fp32 module",
             ),
         ):
             value = self.function(subject.module)
-        return metric_value(value, self._name)
+        return metric_value(value, self.name)
 
     def calibration(self) -> Iterable[Feeds]:
+        """The calibration feeds; without them the module's example inputs."""
+        return (self.examples,) if self.calibrate is None else self.calibrate()
+
+    def timing(self) -> Sequence[Feeds]:
         """The module's example inputs."""
         return (self.examples,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedModule:
+    """A module that a function of the user's gets, and the draws of its random ops."""
+
+    module: torch.nn.Module
+    draws: Sequence[int] | None = None
+
+
+class SessionModule(torch.nn.Module):
+    """A module that computes by a session, such as that of a device's emulator."""
+
+    def __init__(self, session: Session, signature: ProgramSignature) -> None:
+        super().__init__()
+        self._session, self._signature = session, signature
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the session gives, as the results of the program."""
+        return self._signature.results(self._session.run(self._signature.feeds(args, kwargs)))
 
 
 Forward = Callable[..., Any]

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from finecast.calls import checks
 from finecast.errors import ModelError, UsageError
 from finecast.files import staging
 from finecast.frontends import (
@@ -163,6 +164,7 @@ def of_graph_def(
     return _checked(canonical(model), where)
 
 
+@checks
 def read_frozen(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> FrozenModel:
     """The frozen graph in a ``.pb`` file.
 
