@@ -18,16 +18,9 @@ from finecast.engines.numerics import DENORMALS
 from finecast.errors import UsageError
 from finecast.files.saved import sealed
 from finecast.measure.environment import Environment, instruction_sets
-from finecast.native.drift import (
-    SLOWER,
-    Check,
-    State,
-    Verification,
-    VerifyOptions,
-    compared,
-    verify,
-)
+from finecast.native.drift import Check, State, Verification, VerifyOptions, compared, verify
 from finecast.native.lock import Lock, LockedKernel, Machine, Observed, Runner, samples_of
+from finecast.numbers.thresholds import SLOWER
 
 Change = Callable[[Observed], Observed]
 SAMPLES = Path(__file__).parent.parent / "samples" / "locks"

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from finecast.data.datasets import open_npz
-from finecast.data.deviation import USELESS, deviation
+from finecast.data.deviation import deviation
 from finecast.data.workload import feed_bytes, sample_count, samples
 from finecast.engines.base import (
     Array,
@@ -32,7 +32,7 @@ from finecast.engines.base import (
 from finecast.engines.exact import worst_first
 from finecast.errors import UsageError, malformed
 from finecast.files.saved import SavedPart
-from finecast.numbers.formats import Format
+from finecast.numbers.thresholds import OWN_SHARE, REORDERED, USELESS
 from finecast.planning.free_rows import FreeOutput, matched
 from finecast.planning.slices import WHOLE, slices_of
 
@@ -42,15 +42,6 @@ WANTED: Final = 20
 """Samples that are kept, in whole calls."""
 _MOST_BYTES: Final = 64 << 20
 """Of inputs; a single call may have as many."""
-
-SHARE: Final = 0.5
-"""The part of a low model's own relative error by which its outputs may differ elsewhere.
-
-If the two are independent, the error against fp32 grows by an eighth: sqrt(1 + SHARE^2).
-"""
-_LEAST: Final = Format.FP16.unit_roundoff / 8
-"""What outputs may differ by in any case. Sums in another order stay below it, and a single
-rounding to a low format exceeds it."""
 
 
 class SavedCall(SavedPart):
@@ -113,7 +104,7 @@ class GoldenSamples:
         ]
         both = zip(exact, outputs, strict=True)
         errors = _deviations(outputs, [_named_as(one, low) for one, low in both], free)
-        shares = {n: max(SHARE * error, _LEAST) for n, error in errors.items()}
+        shares = {n: max(OWN_SHARE * error, REORDERED) for n, error in errors.items()}
         tolerances = {
             n: share if share <= USELESS else math.inf for n, share in shares.items()
         }
