@@ -40,7 +40,7 @@ from finecast.devices.targets import parse_target
 from finecast.measure.environment import cpu_label, environment
 from finecast.native import emulated
 from finecast.numbers.formats import Format
-from finecast.planning.problem import SAME_TIME
+from finecast.numbers.thresholds import SAME_TIME
 from finecast.rules.policy import Adjust, Policy
 
 _ROOT: Final = Path(__file__).resolve().parents[1]

@@ -28,13 +28,13 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Format:
     """The toy's format, known to the whole package until the test ends."""
     toy = object.__new__(Format)
     # A scale gives it fp32's range.
-    toy._value_ = formats._Layout(
+    toy._layout = formats._Layout(
         exponent_bits=8,
         mantissa_bits=7,
         bits=8,
         codes=formats._Codes(values=VALUES, constants=CONSTANTS),
     )
-    toy._name_ = LABEL.upper()
+    toy._name_, toy._value_ = LABEL.upper(), LABEL
     monkeypatch.setitem(formats._BY_LABEL, LABEL, toy)
     monkeypatch.setitem(formats._DTYPES, toy, INT8)
     monkeypatch.setitem(_open(STATEMENTS), toy, by_codes(toy))

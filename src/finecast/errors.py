@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias, TypeVar
-
-T = TypeVar("T")
+from typing import Final, TypeAlias
 
 
 class ExitCode(IntEnum):
@@ -110,22 +108,25 @@ def in_python(text: str) -> str:
     return _OPTION.sub(lambda found: KEYWORDS.get(found[0], found[0]), text)
 
 
-def typed(content: Mapping[str, Any], name: str, kind: type[T], default: T | None = None) -> T:
-    """The value of that name in a file's content, which is of one of JSON's types.
+def shown(value: object) -> str:
+    """A value of a file as messages show it: shortened, as a file may hold any."""
+    return shortened(repr(value))
 
-    Raises:
-        KeyError: If there is none, nor a default.
-        ValueError: If it is of another type.
-    """
-    value: object = content[name] if default is None else content.get(name, default)
-    if type(value) is not kind:
-        raise ValueError(f"{name} is {_cut(repr(value), _MOST_OF_A_VALUE)}")
-    return value
+
+def shortened(text: str) -> str:
+    """``text`` without its middle, if it is longer than a value that messages show."""
+    return _cut(text, _MOST_OF_A_VALUE)
+
+
+class FormError(ValueError):
+    """Content of another form; the message names the place and shows the value in short."""
 
 
 def malformed(error: Exception) -> str:
     """What is wrong with a file's content that could not be read, without Python's words."""
     match error:
+        case FormError():
+            return str(error)
         case KeyError(args=(str(key),)):
             return f"it has no {key!r}"
         case _ if type(error) is ValueError and not _PYTHON_SAYS.search(str(error)):

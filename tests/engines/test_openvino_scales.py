@@ -8,7 +8,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 from finecast import api
-from finecast.data.deviation import ENGINE_LIMIT, NOTICED, excused
+from finecast.numbers.thresholds import ENGINE_LIMIT, NOTICED, excused
 from tests.kernels import skip_without_int8
 
 openvino = pytest.importorskip("openvino")

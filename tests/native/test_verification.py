@@ -10,12 +10,13 @@ import onnx
 import pytest
 
 import finecast
-from finecast.data.deviation import LIMIT, deviation
+from finecast.data.deviation import deviation
 from finecast.data.sources import DataOptions
 from finecast.engines import get_engine, installed
 from finecast.errors import EngineError, WrongNumbersError
 from finecast.native.engine_model import EngineModel
 from finecast.native.opening import opened
+from finecast.numbers.thresholds import LIMIT
 from finecast.tuning.result import Result
 from tests.frontends.tools import parse, tensor
 from tests.kernels import skip_without_bf16

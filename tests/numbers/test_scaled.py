@@ -180,7 +180,7 @@ GOOD: dict[str, Any] = {"scale": [0.5], "zero_point": 3, "axis": None}
     "change",
     [
         *({"scale": s} for s in ([], [0.0], [-1.0], [1e-45], [1e39], [3e38], [0.1])),
-        *({"scale": s} for s in ([float("nan")], [float("inf")], ["1"], [1], 0.5, None)),
+        *({"scale": s} for s in ([float("nan")], [float("inf")], ["1"], [True], 0.5, None)),
         *({"scale": [0.5, 0.5], "axis": a} for a in (None, -1, 1.0, True, "0")),
         *({"zero_point": z} for z in (-1, 256, 1.0, True, None, 10**400)),
     ],

@@ -105,7 +105,6 @@ def test_counts_and_lookup() -> None:
 def test_plans_of_every_version_load(sample: Path) -> None:
     plan = Plan.load(sample)
     stated: dict[str, Any] = json.loads(sample.read_text())
-    assert plan.version == stated["version"]
     assert plan.formats["/attn/MatMul"] is Format.BF16
     assert plan.formats["/attn/Softmax"] is Format.FP32
     assert plan.io == {"x": Format.BF16}
@@ -125,15 +124,29 @@ def test_every_version_has_a_sample_and_keeps_its_digest() -> None:
     assert Plan.load(newest).digest == json.loads(newest.read_text())["digest"]
 
 
+def test_a_plan_without_its_checksum_is_refused() -> None:
+    """Nothing else holds its policy, its engine and its reasons."""
+    content = json.loads(PLAN.to_json())
+    del content["checksum"]
+    for change in ({}, {"policy": "all:fp16"}, {"engine": "onnxruntime"}):
+        with pytest.raises(UsageError, match="the plan was changed: it has no checksum"):
+            Plan.from_json(json.dumps(content | change))
+    with pytest.raises(UsageError, match="its checksum is not that of what it says"):
+        Plan.from_json(json.dumps(content | {"version": 10, "checksum": "0"}))
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", r"not a finecast plan: it is no JSON: Expecting value in line 1 \(p"),
-        ("[]", "not a finecast plan: its content is of another form"),
+        ("[]", "not a finecast plan: it is \\[\\], expected an object"),
         ("null", "not a finecast plan"),
         ("{}", "not a finecast plan: it has no 'version'"),
-        ('{"version": 99}', r"version 99 is newer than 10.*upgrade finecast"),
-        (PLAN.to_json().replace('"bf16"', '"bf17"'), "unknown format 'bf17'"),
+        ('{"version": 99}', r"version 99 is newer than 11.*upgrade finecast"),
+        (
+            PLAN.to_json().replace('"bf16"', '"bf17"'),
+            r"format is 'bf17', which is not known \(p\.json, decisions\[0\]\)",
+        ),
         (PLAN.to_json()[:-20], "not a finecast plan"),
         (PLAN.to_json().replace('"opset": 22', '"opset": Infinity'), "not a finecast plan"),
     ],

@@ -51,7 +51,7 @@ def test_a_value_is_named_by_its_place(plan: Plan) -> None:
     with pytest.raises(UsageError) as raised:
         Plan.from_json(json.dumps(content), where="my.plan.json")
     assert raised.value.line == (
-        "not a finecast plan: its content is of another form (op is None)"
+        "not a finecast plan: op is None, expected text"
         " (my.plan.json, decisions[1]): give a file that `finecast tune` or"
         " `convert --plan-out` wrote, unchanged"
     )

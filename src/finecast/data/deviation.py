@@ -13,52 +13,12 @@ from finecast.engines.base import Array
 from finecast.graph import Graph, Node, Value
 from finecast.graph.structure import READS_SHAPE_ONLY
 from finecast.numbers.formats import Format
+from finecast.numbers.thresholds import ENGINE_FACTOR, LIMIT
 from finecast.ops import OpKind, by_name
 from finecast.planning.slices import WHOLE, Slice, slices_of
 
 ROUNDINGS_PER_OP: Final = 3
 """An op in a low format rounds its operand, its weight and its result."""
-
-LIMIT: Final = 0.5
-"""A relative error from which on not one binary digit of an output is right."""
-
-USELESS: Final = 1.0
-"""A relative error that zeros would have as well: a format that explains it is no excuse."""
-
-ENGINE_FACTOR: Final = 16.0
-"""An engine's error may be so many times that predicted by its types: four binary digits.
-Engines fuse ops, reorder sums and approximate functions, which costs a digit or two; an op
-that they compute wrongly (a bias left out) costs all digits that the format has."""
-
-ENGINE_LIMIT: Final = 0.1
-ENGINE_FACTOR_BEYOND: Final = 4.0
-"""Beyond the first, an engine's error may be so many times that predicted: sixteen times the
-error that codes of 8 bits have would be no digit at all."""
-
-NOTICED: Final = 0.02
-"""Engines are not suspected of errors below this relative error. Where numbers cancel (a flow
-is the difference of coordinates) digits may be lost rightly; reports state the error."""
-
-
-def excused(predicted: float) -> float:
-    """The largest relative error of an engine that ``predicted``, by its types, explains."""
-    several = ENGINE_FACTOR * predicted
-    return max(NOTICED, min(several, max(ENGINE_LIMIT, ENGINE_FACTOR_BEYOND * predicted)))
-
-
-UNSEEN: Final = 3.0
-"""So many of n decisions may change though none did in another run of the same formats: an
-event that did not occur in n trials has a probability below 3 / n, with a confidence of 95%
-("rule of three"; Hanley and Lippman-Hand, 1983)."""
-
-
-def excused_share(predicted: float, count: int) -> float:
-    """The largest share of ``count`` decisions of an engine that may change.
-
-    ``predicted`` is the share that changes by the engine's types: where errors are small, it
-    grows as they do.
-    """
-    return excused(predicted + UNSEEN / max(count, 1))
 
 
 def chance_share(wanted: Array) -> float:

@@ -6,13 +6,15 @@ inputs come in the calls in which they were evaluated, as kernels depend on a ca
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Annotated, Final, TypeVar, cast
 
+import msgspec
 import numpy as np
 
 from finecast.data.datasets import open_npz
@@ -29,7 +31,8 @@ from finecast.engines.base import (
 )
 from finecast.engines.exact import worst_first
 from finecast.errors import UsageError, malformed
-from finecast.numbers.formats import Format
+from finecast.files.saved import SavedPart
+from finecast.numbers.thresholds import OWN_SHARE, REORDERED, USELESS
 from finecast.planning.free_rows import FreeOutput, matched
 from finecast.planning.slices import WHOLE, slices_of
 
@@ -40,14 +43,29 @@ WANTED: Final = 20
 _MOST_BYTES: Final = 64 << 20
 """Of inputs; a single call may have as many."""
 
-SHARE: Final = 0.5
-"""The part of a low model's own relative error by which its outputs may differ elsewhere.
 
-If the two are independent, the error against fp32 grows by an eighth: sqrt(1 + SHARE^2).
-"""
-_LEAST: Final = Format.FP16.unit_roundoff / 8
-"""What outputs may differ by in any case. Sums in another order stay below it, and a single
-rounding to a low format exceeds it."""
+class SavedCall(SavedPart):
+    """A call: its steps, and the names of its inputs and outputs in the order of arrays."""
+
+    steps: Annotated[int, msgspec.Meta(ge=1)]
+    inputs: list[str]
+    outputs: Annotated[list[str], msgspec.Meta(min_length=1)]
+
+
+class SavedSamples(SavedPart):
+    """What a lock says of its golden samples, whose arrays are in a file of their own.
+
+    Attributes:
+        digest: That of the file of arrays.
+        calls: The names of the arrays.
+        tolerances: As those of ``GoldenSamples``; null for an output that has none.
+        free: The outputs of free length.
+    """
+
+    digest: str
+    calls: Annotated[list[SavedCall], msgspec.Meta(min_length=1)]
+    tolerances: dict[str, Annotated[float, msgspec.Meta(ge=0, le=USELESS)] | None]
+    free: tuple[FreeOutput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +77,8 @@ class GoldenSamples:
         outputs: The outputs of each call, by name.
         tolerances: By output: the relative deviation that floats may have, or of other types
             the share of elements that may differ. Slices of an output with units of their own
-            are apart, named as ``y[:, 4:24]``.
+            are apart, named as ``y[:, 4:24]``. One that zeros would keep is infinite: there
+            is nothing that an output so far from fp32 can be held to.
         free: The outputs of free length, whose rows are matched.
     """
 
@@ -85,7 +104,10 @@ class GoldenSamples:
         ]
         both = zip(exact, outputs, strict=True)
         errors = _deviations(outputs, [_named_as(one, low) for one, low in both], free)
-        tolerances = {n: max(SHARE * error, _LEAST) for n, error in errors.items()}
+        shares = {n: max(OWN_SHARE * error, REORDERED) for n, error in errors.items()}
+        tolerances = {
+            n: share if share <= USELESS else math.inf for n, share in shares.items()
+        }
         return cls(calls=calls, outputs=outputs, tolerances=tolerances, free=free)
 
     @property
@@ -107,75 +129,66 @@ class GoldenSamples:
         )
         return worst_first(deviation_by_output)
 
-    def to_npz(self) -> tuple[bytes, dict[str, Any]]:
+    def to_npz(self) -> tuple[bytes, SavedSamples]:
         """The arrays as the content of an npz file, and the names and numbers beside it."""
         arrays: dict[str, Array] = {}
-        calls: list[dict[str, Any]] = []
+        calls: list[SavedCall] = []
         for number, (call, outputs) in enumerate(zip(self.calls, self.outputs, strict=True)):
             steps = calls_of(call)
             for step, feeds in enumerate(steps):
                 arrays |= {f"{number}.{step}.in{i}": a for i, a in enumerate(feeds.values())}
             arrays |= {f"{number}.out{i}": a for i, a in enumerate(outputs.values())}
-            calls.append(
-                {"steps": len(steps), "inputs": [*call], "outputs": [*outputs]},
-            )
+            calls.append(SavedCall(steps=len(steps), inputs=[*call], outputs=[*outputs]))
         file = io.BytesIO()
         np.savez(file, **{n: _plain(a) for n, a in arrays.items()})  # pyright: ignore[reportArgumentType]
-        stated: dict[str, Any] = {"calls": calls, "tolerances": dict(self.tolerances)}
-        if self.free:
-            stated["free"] = [
-                {
-                    "name": one.name,
-                    "axes": [*one.axes],
-                    "group": one.group,
-                    "rank": one.rank,
-                }
-                for one in self.free
-            ]
-        return file.getvalue(), stated
+        content = file.getvalue()
+        return content, SavedSamples(
+            digest=hashlib.sha256(content).hexdigest(),
+            calls=calls,
+            tolerances={n: t if t < math.inf else None for n, t in self.tolerances.items()},
+            free=tuple(self.free),
+        )
 
     @classmethod
-    def from_npz(cls, path: Path, stated: Mapping[str, Any]) -> GoldenSamples:
+    def from_npz(cls, path: Path, stated: SavedSamples) -> GoldenSamples:
         """Read what ``to_npz`` gave.
 
         Raises:
-            UsageError: If the file cannot be read, or lacks an array.
+            UsageError: If the file is missing, cannot be read, or is not the one that was
+                written with the lock.
         """
+        fix = "copy it with the lock, or tune anew"
+        if not path.is_file():
+            raise UsageError("the lock's samples are missing", where=str(path), fix=fix)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != stated.digest:
+            raise UsageError(
+                "these are not the samples that were written with the lock",
+                where=str(path),
+                fix=fix,
+            )
         arrays = open_npz(path)
         calls: list[Feeds] = []
         outputs: list[dict[str, Array]] = []
         try:
-            for number, one in enumerate(stated["calls"]):
+            for number, call in enumerate(stated.calls):
                 steps = [
-                    {n: arrays[f"{number}.{s}.in{i}"] for i, n in enumerate(one["inputs"])}
-                    for s in range(one["steps"])
+                    {n: arrays[f"{number}.{s}.in{i}"] for i, n in enumerate(call.inputs)}
+                    for s in range(call.steps)
                 ]
                 calls.append(Steps(steps) if len(steps) > 1 else steps[0])
                 outputs.append(
-                    {n: arrays[f"{number}.out{i}"] for i, n in enumerate(one["outputs"])}
+                    {n: arrays[f"{number}.out{i}"] for i, n in enumerate(call.outputs)}
                 )
-            tolerances = {
-                name: math.inf if share is None else float(share)  # JSON has no infinity
-                for name, share in stated["tolerances"].items()
-            }
-            free = [
-                replace(FreeOutput(**one), axes=tuple(one["axes"]))
-                for one in stated.get("free", ())
-            ]
-        except (
-            AttributeError,
-            KeyError,
-            IndexError,
-            OverflowError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except (KeyError, ValueError) as error:
             raise UsageError(
                 f"the golden samples lack an array, or are others: {malformed(error)}",
                 where=str(path),
                 fix="give the file that was written with the lock",
             ) from error
-        return cls(calls=calls, outputs=outputs, tolerances=tolerances, free=free)
+        tolerances = {n: math.inf if t is None else t for n, t in stated.tolerances.items()}
+        return cls(calls=calls, outputs=outputs, tolerances=tolerances, free=stated.free)
 
 
 def chosen(timing: Sequence[Feeds], others: Iterable[Feeds]) -> list[Feeds]:

@@ -12,9 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from finecast.data.deviation import NOTICED, deviation
+from finecast.data.deviation import deviation
 from finecast.engines.base import Array, Feeds, calls_of, each_call
 from finecast.naming import left_out
+from finecast.numbers.thresholds import NOTICED
 
 _SPREAD: Final = 0.5
 """Standard deviation of the relative noise on resampled numbers, so that a single number or a

@@ -16,6 +16,7 @@ from finecast.errors import EngineError, UsageError
 from finecast.graph import Node
 from finecast.naming import kind_of
 from finecast.numbers.formats import FLOATS, Format
+from finecast.numbers.thresholds import PROBED_GAIN
 from finecast.planning.free_rows import FreeOutput
 from finecast.usercode import guarded
 
@@ -108,9 +109,6 @@ def does_not_run(
     )
 
 
-GAINS = 1.05  # short probes cannot tell smaller speedups from noise
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
     """Whether a format runs on a device, and how fast against fp32, by probing.
@@ -126,7 +124,7 @@ class Capability:
     @property
     def worthwhile(self) -> bool:
         """Whether it runs, and faster than fp32 by more than the noise of short probes."""
-        return self.runs and self.speed is not None and self.speed > GAINS
+        return self.runs and self.speed is not None and self.speed > PROBED_GAIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

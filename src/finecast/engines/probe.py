@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.devices.targets import Target
-from finecast.engines.base import GAINS, Array, Capability, Engine
+from finecast.engines.base import Array, Capability, Engine
 from finecast.engines.integers import FUSIONS, engines_for, fuses
 from finecast.engines.probe_models import (
     Probe,
@@ -29,6 +29,7 @@ from finecast.engines.probe_models import (
 from finecast.errors import EngineError
 from finecast.numbers.encodings import Dynamic
 from finecast.numbers.formats import Format
+from finecast.numbers.thresholds import PROBED_GAIN
 from finecast.processes.memory import memory_error
 from finecast.rules.policy import Policy, Scope
 
@@ -305,7 +306,7 @@ def _halves(before: Sequence[float], after: Sequence[float]) -> tuple[float, flo
 
 def _is_clear(before: Sequence[float], after: Sequence[float]) -> bool:
     """Whether both halves tell, by far more than they differ, that it gains; or not."""
-    low, high = sorted(ratio / GAINS for ratio in _halves(before, after))
+    low, high = sorted(ratio / PROBED_GAIN for ratio in _halves(before, after))
     return low > _CLEAR * high / low or high * _CLEAR * high / low < 1
 
 

@@ -8,7 +8,6 @@ file. An existing file is only replaced with ``force``.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import sys
@@ -16,11 +15,11 @@ from collections.abc import Generator, Hashable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from finecast.errors import UsageError
 from finecast.files.locks import locked, remove_dead
-from finecast.files.saved import DATABASE, kind_of
+from finecast.files.saved import DATABASE
 from finecast.files.staging import remove_abandoned, staging
 
 DATA_SUFFIX: Final = ".data"
@@ -386,41 +385,6 @@ def _no_text(path: Path) -> str:
         if file.read(len(DATABASE)) == DATABASE:
             return "it is a database, as a study is"
     return "it is no text"
-
-
-def read_json(
-    path: Path, *, what: str, kind: str, version: int, most_bytes: int, fix: str
-) -> dict[str, Any]:
-    """The JSON object in a file that finecast wrote, of a kind and a version that it states.
-
-    Args:
-        path: The file.
-        what: What it is in messages: "lock".
-        kind: The kind that it has to state: "finecast.lock".
-        version: The version that is read.
-        most_bytes: The largest size that is read.
-        fix: What to do where it is something else.
-
-    Raises:
-        UsageError: If it cannot be read, or is something else.
-    """
-    text = read_text(path, what=what, most_bytes=most_bytes, fix=fix)
-    try:
-        content: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"not a {what}: it is no JSON", where=str(path), fix=fix) from error
-    stated: Any = content.get("kind") if isinstance(content, dict) else None
-    if stated != kind:
-        other = kind_of(content)
-        other = f"it is {other}" if other else f"it has no kind {kind}"
-        raise UsageError(f"not a {what}: {other}", where=str(path), fix=fix)
-    if content.get("version") != version:
-        raise UsageError(
-            f"a {what} of version {content.get('version')!r}, and {version} is read here",
-            where=str(path),
-            fix="use the release of finecast that wrote it, or tune anew",
-        )
-    return content
 
 
 def write_text(path: Path, text: str) -> None:

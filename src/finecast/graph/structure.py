@@ -9,11 +9,12 @@ model that it was made for is gone.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
+from finecast.files.saved import SavedPart, converted
 from finecast.graph import ConstantStats, Graph, Node, Value
 
 STRUCTURE_VERSION: Final = 2
@@ -165,11 +166,16 @@ def read_structure(content: Mapping[str, Any]) -> Structure:
     """The structure that ``write_structure`` gave; empty if it has another version's digests.
 
     Raises:
-        ValueError, KeyError, TypeError: If ``content`` is not that of a structure.
+        ValueError: If ``content`` is not that of a structure.
     """
-    lines: Sequence[object] = content["ops"]
-    structure = tuple(OpStructure.read(str(line), len(lines)) for line in lines)
-    return structure if content["version"] == STRUCTURE_VERSION else ()
+    saved = converted(content, _SavedStructure)
+    structure = tuple(OpStructure.read(line, len(saved.ops)) for line in saved.ops)
+    return structure if saved.version == STRUCTURE_VERSION else ()
+
+
+class _SavedStructure(SavedPart):
+    version: int
+    ops: list[str]
 
 
 def digest(*parts: object) -> str:

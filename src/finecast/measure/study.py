@@ -6,16 +6,18 @@ import json
 import math
 import sqlite3
 import struct
+import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 
 from finecast.errors import UsageError, malformed
-from finecast.files.saved import DATABASE
+from finecast.files.saved import DATABASE, SavedPart, converted
 from finecast.files.staging import staging
 from finecast.planning.sensitivity import Sensitivity
 
@@ -57,6 +59,16 @@ _FIX: Final = "use another file name"
 def journals(study: str | Path | None) -> tuple[Path, ...]:
     """The file that SQLite keeps beside a study while it writes; none without a study."""
     return () if study is None else (Path(f"{Path(study)}-journal"),)
+
+
+_MOST: Final = sys.float_info.max
+
+
+class _StoredSensitivity(SavedPart):
+    values: list[Annotated[float, msgspec.Meta(ge=0)]]
+    weights: list[Annotated[float, msgspec.Meta(ge=0)]]
+    shared: list[Annotated[float, msgspec.Meta(ge=-_MOST, le=_MOST)]]
+    total: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,17 +217,15 @@ class Study:
         if row is None:
             return None
         try:
-            content = json.loads(row[0])
-            values, weights, shared = (
-                np.array(content[name], np.float64) for name in ("values", "weights", "shared")
-            )
-            total = float(content["total"])
-        except (KeyError, RecursionError, TypeError, ValueError) as error:
+            stored = converted(json.loads(row[0]), _StoredSensitivity)
+        except (RecursionError, TypeError, ValueError) as error:
             raise _no_study(self.path, f"stored sensitivities: {malformed(error)}") from error
-        errors = all(one.ndim == 1 and (one >= 0).all() for one in (values, weights))
-        if not errors or shared.ndim != 1 or not np.isfinite(shared).all():
-            raise _no_study(self.path, "stored sensitivities are no errors")
-        return Sensitivity(values=values, weights=weights, shared=shared, total=total)
+        return Sensitivity(
+            values=np.array(stored.values),
+            weights=np.array(stored.weights),
+            shared=np.array(stored.shared),
+            total=stored.total,
+        )
 
     def keep_sensitivity(self, key: str, found: Sensitivity) -> None:
         """Store sensitivities under ``key``."""

@@ -24,14 +24,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from finecast.data.deviation import (
-    LIMIT,
-    Deviation,
-    Expected,
-    deviation,
-    excused,
-    expected,
-)
+from finecast.data.deviation import Deviation, Expected, deviation, expected
 from finecast.data.response import blurred, nan_outputs, untold
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, each_call, feeds_for
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
@@ -42,6 +35,7 @@ from finecast.graph import Graph, Node
 from finecast.native.judged_outputs import JudgedOutput
 from finecast.native.source import EngineBuilt, Source
 from finecast.numbers.formats import Format
+from finecast.numbers.thresholds import LIMIT, excused
 from finecast.ops import by_name
 from finecast.planning.free_rows import free_outputs, matched
 from finecast.planning.plan import Plan

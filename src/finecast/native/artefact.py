@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from finecast.data.deviation import LIMIT, deviations, differing
+from finecast.data.deviation import deviations, differing
 from finecast.engines.base import Array
 from finecast.engines.exact import worst_first
 from finecast.errors import UsageError
@@ -22,6 +22,7 @@ from finecast.naming import (
     percent,
 )
 from finecast.native.gains import Gain
+from finecast.numbers.thresholds import LIMIT
 from finecast.planning.free_rows import FreeOutput, Matched, matched
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import is_float

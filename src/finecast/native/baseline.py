@@ -13,14 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from finecast.data.deviation import (
-    ENGINE_FACTOR,
-    LIMIT,
-    Deviation,
-    Expected,
-    deviation,
-    expected,
-)
+from finecast.data.deviation import Deviation, Expected, deviation, expected
 from finecast.engines.base import Engine, Feeds, Session, each_call, feeds_for
 from finecast.engines.exact import CachedSession
 from finecast.engines.faults import fault_of_integers
@@ -31,11 +24,9 @@ from finecast.naming import left_out
 from finecast.native.acceptance import FirstWrong, Outputs, nudge
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
+from finecast.numbers.thresholds import APPROXIMATED, ENGINE_FACTOR, LIMIT
 from finecast.planning.free_rows import free_outputs, matched
 from finecast.rules.quantized import quantized_notes
-
-_LIMIT: Final = Format.BF16.unit_roundoff
-"""Engines approximate some functions, and differ by less than this: one rounding to bf16."""
 
 _MOST_TOLD: Final = 3
 """Outputs whose first wrong op is sought: each takes several loads and runs."""
@@ -85,7 +76,7 @@ def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Output
         ids, bounds = {v.name: v.id for v in graph.outputs}, _bounds(graph)
         pairs = matched(free_outputs(graph), outputs, wanted)
         off = {name: deviation(pairs.got[name], array) for name, array in pairs.wanted.items()}
-        apart = {n: d for n, d in off.items() if bounds.is_beyond(ids.get(n), d, _LIMIT)}
+        apart = {n: d for n, d in off.items() if bounds.is_beyond(ids.get(n), d, APPROXIMATED)}
         if not apart:
             return ""
         nudged = each_call(feeds, lambda call: {n: nudge(a) for n, a in call.items()})
@@ -99,7 +90,7 @@ def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Output
         if noise.counted and hinges and noise.as_numbers > LIMIT:
             continue  # fp32 does not determine which integers these are
         size = noise.beyond_step if noise.counted else noise.relative
-        limit = LIMIT if noise.counted and hinges else max(_LIMIT, ENGINE_FACTOR * size)
+        limit = LIMIT if noise.counted and hinges else max(APPROXIMATED, ENGINE_FACTOR * size)
         if bounds.is_beyond(ids.get(name), difference, limit):
             wrong[name] = difference, limit
     return _text(second, feeds, wrong) if wrong else ""

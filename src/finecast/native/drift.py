@@ -36,12 +36,10 @@ from finecast.native.lock import (
     observed,
 )
 from finecast.native.opening import LOCK, lock_beside, opened
+from finecast.numbers.thresholds import SLOWER
 from finecast.reports.base import Report, TextTable
 from finecast.rules.draws import behind_draws
 
-SLOWER: Final = 1.25
-"""A call may take so many times as long as it did: medians of one model on a quiet machine
-differ by a few percent from hour to hour, on shared ones by more."""
 _TIMINGS: Final = 3
 """A call that is too slow is timed again, up to so many times in all; the fastest counts."""
 _MOST_NODES: Final = 3

@@ -12,7 +12,6 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Self
 
-from finecast.data.deviation import excused
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows
 from finecast.engines.base import (
     Capability,
@@ -56,6 +55,7 @@ from finecast.native.roundings import Times, probe_sensitivity, switched_probe
 from finecast.native.source import AS_IT_IS, EngineBuilt, Source
 from finecast.native.subject import Built, Examined, Hinted, Origin, Subject, UserRules
 from finecast.numbers.formats import Format
+from finecast.numbers.thresholds import excused
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.points import Switch, switches

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from finecast.data.deviation import LIMIT, deviation, excused
+from finecast.data.deviation import deviation
 from finecast.engines.base import (
     Array,
     Engine,
@@ -35,6 +35,7 @@ from finecast.graph import Graph, Node
 from finecast.native.source import Source
 from finecast.numbers.encodings import Dynamic, Encodings, Scaled
 from finecast.numbers.formats import Format
+from finecast.numbers.thresholds import LIMIT, excused
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.rules.policy import Policy

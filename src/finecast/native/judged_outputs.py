@@ -13,19 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from finecast.data.deviation import (
-    LIMIT,
-    UNSEEN,
-    USELESS,
-    Expected,
-    chance_share,
-    deviation,
-    excused,
-    excused_share,
-)
+from finecast.data.deviation import Expected, chance_share, deviation
 from finecast.engines.base import Array
 from finecast.graph import Graph, Node, Value
 from finecast.naming import percent
+from finecast.numbers.thresholds import LIMIT, UNSEEN, USELESS, excused, excused_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,29 +7,33 @@ can tell within seconds whether it computes what was judged.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from finecast.data.golden import GoldenSamples
+import msgspec
+import numpy as np
+
+from finecast.data.golden import GoldenSamples, SavedSamples
 from finecast.engines import get_engine, library_of
 from finecast.engines.base import Engine, Feeds, KernelTime, Session, feeds_for
 from finecast.engines.numerics import process_settings
 from finecast.errors import UsageError
-from finecast.files import read_json, write_bytes, write_text
-from finecast.files.saved import reading
+from finecast.files import read_text, write_bytes, write_text
+from finecast.files.saved import Saved, SavedPart, reading, sealed
 from finecast.measure.environment import Environment, environment, instruction_sets, version_of
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.native.opening import lock_beside, opened
 from finecast.numbers.formats import Format
 from finecast.terminal import finite
 
-KIND: Final = "finecast.lock"
-_VERSION: Final = 1
+_VERSION: Final = 2
+"""All locks have a checksum from this version on."""
+_DAY_MS: Final = 24 * 60 * 60 * 1e3
+"""No call that was timed takes longer."""
 _MOST_BYTES: Final = 64 << 20
 """Of a lock without its samples: names of a million ops."""
 TIMED: Final = Effort(min_time_s=0.5, rounds=11)
@@ -78,7 +82,7 @@ class Machine:
     """The machine, as far as it decides numbers or times."""
 
     cpu: str
-    cores: int
+    cores: Annotated[int, msgspec.Meta(ge=1)]
     instruction_sets: tuple[str, ...]
 
     @classmethod
@@ -111,6 +115,32 @@ class Observed:
     denied: float = 0.0
 
 
+class _Model(SavedPart):
+    """The digests of the model's files and of its plan."""
+
+    digest: str
+    plan: str = ""
+
+
+class _Times(SavedPart):
+    call_ms: Annotated[float, msgspec.Meta(gt=0, le=_DAY_MS)] | None
+    busy: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    speedup: Annotated[float, msgspec.Meta(gt=0)] | None
+
+
+class _SavedLock(Saved, kw_only=True, tag_field="kind", tag="finecast.lock"):
+    finecast: str
+    model: _Model
+    engine: Runner
+    machine: Machine
+    settings: Mapping[str, str]
+    kernels: list[Annotated[list[str], msgspec.Meta(min_length=1)]]
+    """Of each kernel its code and the names of its nodes."""
+    times: _Times
+    accuracy: dict[str, Any]
+    samples: SavedSamples | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
     """What a model did where it was judged.
@@ -137,88 +167,53 @@ class Lock:
         """
         seen, samples = self.observed, None
         if self.samples is not None:
-            content, stated = self.samples.to_npz()
+            content, samples = self.samples.to_npz()
             write_bytes(samples_of(path), content)
-            samples = {"digest": _digest(content), **stated}
-        text = {
-            "kind": KIND,
-            "version": _VERSION,
-            "finecast": environment().finecast,
-            "model": {"digest": seen.model, "plan": self.plan},
-            "engine": {
-                "name": seen.runner.name,
-                "version": seen.runner.version,
-                "throughput": seen.runner.throughput,
-            },
-            "machine": {
-                "cpu": seen.machine.cpu,
-                "cores": seen.machine.cores,
-                "instruction_sets": list(seen.machine.instruction_sets),
-            },
-            "settings": dict(seen.settings),
-            "kernels": [[k.code, *k.nodes] for k in seen.kernels],
-            "times": {
-                "call_ms": None if seen.call_s is None else seen.call_s * 1e3,
-                "busy": seen.denied,
-                "speedup": self.speedup,
-            },
-            "accuracy": dict(self.accuracy),
-            "samples": samples,
-        }
-        write_text(path, json.dumps(finite(text), indent=1, allow_nan=False) + "\n")
+        call_ms = None if seen.call_s is None else seen.call_s * 1e3
+        file = _SavedLock(
+            version=_VERSION,
+            finecast=environment().finecast,
+            model=_Model(digest=seen.model, plan=self.plan),
+            engine=seen.runner,
+            machine=seen.machine,
+            settings=seen.settings,
+            kernels=[[k.code, *k.nodes] for k in seen.kernels],
+            times=_Times(call_ms=call_ms, busy=seen.denied, speedup=self.speedup),
+            accuracy=dict(self.accuracy),
+            samples=samples,
+        )
+        stated = sealed(finite(msgspec.to_builtins(file, enc_hook=np.generic.item)))
+        write_text(path, json.dumps(stated, indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Lock:
         """Read a lock, and its samples beside it.
 
         Raises:
-            UsageError: If there is none, or it is not one that this release reads.
+            UsageError: If there is none, or it is not one that this release reads, or it was
+                changed.
         """
-        content = _read(path)
+        text = _read(path)
         with reading("lock", str(path), _FIX) as at:
-            accuracy = at.part(content, "accuracy", dict)
-            settings = {str(k): str(v) for k, v in at.items(content, "settings")}
-            kernels = tuple(
-                LockedKernel(code=str(code), nodes=tuple(map(str, nodes)))
-                for code, *nodes in at.each(content, "kernels")
-            )
-            engine = at.part(content, "engine", dict)
-            runner = Runner(
-                name=str(engine["name"]),
-                version=str(engine["version"]),
-                throughput=bool(engine["throughput"]),
-            )
-            machine = at.part(content, "machine", dict)
-            locked_on = Machine(
-                cpu=str(machine["cpu"]),
-                cores=int(machine["cores"]),
-                instruction_sets=tuple(map(str, machine["instruction_sets"])),
-            )
-            times = at.part(content, "times", dict)
-            call_s = None if times["call_ms"] is None else float(times["call_ms"]) / 1e3
-            speedup = None if times["speedup"] is None else float(times["speedup"])
-            denied = float(times["busy"])
-            model = at.part(content, "model", dict)
-            plan = str(model.get("plan", ""))
-            observed = Observed(
-                model=str(model["digest"]),
-                runner=runner,
-                machine=locked_on,
-                settings=settings,
-                kernels=kernels,
-                call_s=call_s,
-                denied=denied,
-            )
-            samples = None
-            if content["samples"] is not None:
-                stated = at.part(content, "samples", dict)
-                samples = _samples(samples_of(path), stated)
+            file = at.parsed(text, _SavedLock, newest=_VERSION, sealed_from=2)
+        call_ms, samples = file.times.call_ms, file.samples
+        observed = Observed(
+            model=file.model.digest,
+            runner=file.engine,
+            machine=file.machine,
+            settings=file.settings,
+            kernels=tuple(
+                LockedKernel(code=code, nodes=tuple(nodes)) for code, *nodes in file.kernels
+            ),
+            call_s=None if call_ms is None else call_ms / 1e3,
+            denied=file.times.busy,
+        )
         return cls(
-            plan=plan,
+            plan=file.model.plan,
             observed=observed,
-            samples=samples,
-            accuracy=accuracy,
-            speedup=speedup,
+            samples=samples and GoldenSamples.from_npz(samples_of(path), samples),
+            accuracy=file.accuracy,
+            speedup=file.times.speedup,
         )
 
 
@@ -324,35 +319,11 @@ def _kernels(session: Session, call: Feeds) -> tuple[LockedKernel, ...]:
     return tuple(sorted(kernels, key=lambda kernel: (kernel.nodes, kernel.code)))
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _samples(path: Path, stated: Mapping[str, Any]) -> GoldenSamples:
-    """The golden samples.
+def _read(path: Path) -> str:
+    """The text of a lock's file.
 
     Raises:
-        UsageError: If the file is missing, or not the one that was written with the lock.
-    """
-    fix = "copy it with the lock, or tune anew"
-    if not path.is_file():
-        raise UsageError("the lock's samples are missing", where=str(path), fix=fix)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != stated["digest"]:
-        raise UsageError(
-            "these are not the samples that were written with the lock",
-            where=str(path),
-            fix=fix,
-        )
-    return GoldenSamples.from_npz(path, stated)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The content of a lock's file, of the right kind and version.
-
-    Raises:
-        UsageError: If it cannot be read, or is something else.
+        UsageError: If there is none, or it cannot be read.
     """
     if not path.is_file():
         raise UsageError(
@@ -361,7 +332,4 @@ def _read(path: Path) -> dict[str, Any]:
             fix="tune writes it beside a model that it timed on this machine, and none for a"
             " --target; convert writes one with --lock; verify's --lock names another file",
         )
-    content = read_json(
-        path, what="lock", kind=KIND, version=_VERSION, most_bytes=_MOST_BYTES, fix=_FIX
-    )
-    return {"samples": None, **content}
+    return read_text(path, what="lock", most_bytes=_MOST_BYTES, fix=_FIX)

@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from finecast.data.deviation import LIMIT, deviation, fp32_error
+from finecast.data.deviation import deviation, fp32_error
 from finecast.engines import get_engine
 from finecast.engines.base import (
     Array,
@@ -34,6 +34,7 @@ from finecast.native.model import Check, LowModel, OpGroup, Seen, grouped
 from finecast.native.observing import SHOWN_BYTES, observe, unseen
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
+from finecast.numbers.thresholds import LIMIT
 from finecast.ops import OpKind, by_name
 from finecast.ops.bodies import nodes_within, owner_of
 from finecast.planning.free_rows import free_values

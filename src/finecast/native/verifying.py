@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from finecast.data.deviation import NOTICED, deviation
+from finecast.data.deviation import deviation
 from finecast.data.input_ranges import Range, input_ranges, without_masks
 from finecast.data.response import change, nan_outputs, resampled
 from finecast.data.sizes import (
@@ -44,6 +44,7 @@ from finecast.native.hint import check_marks
 from finecast.native.inner_decisions import changed_decisions
 from finecast.native.integers import check_on_integers
 from finecast.native.source import EngineBuilt, Source, VerifyOn
+from finecast.numbers.thresholds import NOTICED
 from finecast.planning.free_rows import free_outputs, matched
 
 

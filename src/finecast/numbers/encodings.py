@@ -16,11 +16,13 @@ import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.files.saved import converted
 from finecast.numbers.formats import Format, Grid
 
 
@@ -317,26 +319,33 @@ class Scaled:
         """Read what ``to_dict`` gave.
 
         Raises:
-            ValueError, TypeError, KeyError: If ``content`` has another form.
+            ValueError: If ``content`` has another form.
         """
-        given, group = content["scale"], content.get("group")
-        if group is not None:
-            given = np.frombuffer(base64.b64decode(given, validate=True), _PACKED).tolist()
-        scale = cast("list[object]", given)
-        zero, axis = content["zero_point"], content["axis"]
-        if type(zero) is not int or not {type(axis), type(group)} <= {int, type(None)}:
-            raise ValueError(f"zero point {zero!r}, axis {axis!r}, group {group!r}")
-        if type(scale) is not list or not all(type(s) is float for s in scale):
-            raise ValueError("scales that are not a list of floats")
+        stated = converted(content, _SavedScales)
+        scale = stated.scale
+        if isinstance(scale, bytes) != (stated.group is not None):
+            raise ValueError("the bytes of scales are those of groups alone")
+        if isinstance(scale, bytes):
+            scale = np.frombuffer(scale, _PACKED).tolist()
         return cls(
             format=fmt,
             grid=grid,
-            scale=tuple(cast("list[float]", scale)),
-            zero_point=zero,
-            axis=axis,
-            group=group,
-            shifts=base64.b64decode(content.get("shifts", ""), validate=True),
+            scale=tuple(scale),
+            zero_point=stated.zero_point,
+            axis=stated.axis,
+            group=stated.group,
+            shifts=stated.shifts,
         )
+
+
+class _SavedScales(msgspec.Struct, kw_only=True):
+    """The parameters of a ``Scaled``; bytes are text in base64."""
+
+    scale: list[float] | bytes
+    zero_point: int
+    axis: int | None
+    group: int | None = None
+    shifts: bytes = b""
 
 
 def stored_shifts(shifts: NDArray[np.int8]) -> bytes:
@@ -443,12 +452,9 @@ class Dynamic:
         """Read what ``to_dict`` gave.
 
         Raises:
-            ValueError, TypeError, KeyError: If ``content`` has another form.
+            ValueError: If ``content`` has another form.
         """
-        group = content["group"]
-        if type(group) is not int:
-            raise ValueError(f"group {group!r}")
-        return cls(format=fmt, group=group)
+        return converted({**content, "format": fmt.label}, cls)
 
 
 Encoding: TypeAlias = Format | Scaled
@@ -495,7 +501,7 @@ class Encodings:
         """Read what ``to_dict`` gave; a format without parameters has none.
 
         Raises:
-            ValueError, TypeError, KeyError, AttributeError: If ``content`` has another form.
+            ValueError: If ``content`` has another form.
         """
         if not fmt.has_scales:
             stray = {f.name for f in fields(cls)} & content.keys()
@@ -503,9 +509,8 @@ class Encodings:
                 raise ValueError(f"{fmt.label} has no parameters for {min(stray)}")
             return cls()
 
-        constants: dict[str, dict[str, Any]] = content["constants"]
-        operands: dict[str, dict[str, Any]] = content["operands"]
-        if operands and not fmt.multiplies_integers:
+        stated = converted(content, _SavedEncodings)
+        if stated.operands and not fmt.multiplies_integers:
             raise ValueError(f"{fmt.label} encodes constants alone, not operands")
 
         def of_value(content: dict[str, Any]) -> Scaled:
@@ -516,17 +521,16 @@ class Encodings:
             dynamic = fmt.dynamic_group is not None
             return Dynamic.from_dict(fmt, content) if dynamic else of_value(content)
 
-        stated: object = content["result"]
         result: Encoding = fmt.result
-        if isinstance(stated, dict) and fmt.runs_on_codes:
-            result = of_value(cast("dict[str, Any]", stated))
-        elif stated != result.label:
-            raise ValueError(f"{fmt.label} ops give {result.label}, not {stated!r}")
+        if isinstance(stated.result, dict) and fmt.runs_on_codes:
+            result = of_value(stated.result)
+        elif stated.result != result.label:
+            raise ValueError(f"{fmt.label} ops give {result.label}, not {stated.result!r}")
         encodings = cls(
-            operands={int(i): operand(e) for i, e in operands.items()},
+            operands={i: operand(e) for i, e in stated.operands.items()},
             constants={
-                int(i): Scaled.from_dict(fmt, fmt.grid(constant=True), e)
-                for i, e in constants.items()
+                i: Scaled.from_dict(fmt, fmt.grid(constant=True), e)
+                for i, e in stated.constants.items()
             },
             result=result,
         )
@@ -534,6 +538,14 @@ class Encodings:
         if fmt.runs_on_codes and not (encodings.operands or encodings.constants):
             raise ValueError(f"{fmt.label} needs the parameters of an input")
         return encodings
+
+
+class _SavedEncodings(msgspec.Struct):
+    """The parts of a saved decision that have its parameters."""
+
+    operands: dict[int, dict[str, Any]]
+    constants: dict[int, dict[str, Any]]
+    result: dict[str, Any] | str
 
 
 _SIGNED: Final = "signed"

@@ -10,15 +10,17 @@ Code outside this package asks a format what it does (``encodes_values``, ``need
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from typing import Final
+from typing import Final, Self
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.errors import UsageError
 from finecast.naming import unknown_name
 from finecast.numbers.rounding import convert_constant, round_to
 
@@ -138,41 +140,58 @@ class Format(Enum):
     encoding (``scaled.Scaled``).
     """
 
-    FP32 = _Layout(exponent_bits=8, mantissa_bits=23, bits=32)
-    TF32 = _Layout(exponent_bits=8, mantissa_bits=10, bits=32)
-    BF16 = _Layout(exponent_bits=8, mantissa_bits=7, bits=16)
-    FP16 = _Layout(exponent_bits=5, mantissa_bits=10, bits=16)
-    FP8_E4M3 = _Layout(exponent_bits=4, mantissa_bits=3, bits=8, finite_only=True)
-    FP8_E4M3_IEEE = _Layout(exponent_bits=4, mantissa_bits=3, bits=8)
-    FP8_E5M2 = _Layout(exponent_bits=5, mantissa_bits=2, bits=8)
-    FP8_E3M4 = _Layout(exponent_bits=3, mantissa_bits=4, bits=8)
-    INT8 = _coded(_Codes(values=_UINT8, constants=_INT8, signed=_SIGNED))
-    INT8_WEIGHTS = _coded(_BY_CHANNELS)
-    INT4_WEIGHTS = _coded(_BY_GROUPS)
-    INT8_DYNAMIC = _coded(replace(_BY_CHANNELS, dynamic=_DYNAMIC_GROUP))
-    INT8_DYNAMIC_ROW = _coded(replace(_BY_CHANNELS, dynamic=WHOLE_ROW))
-    INT4_DYNAMIC = _coded(replace(_BY_GROUPS, dynamic=_DYNAMIC_GROUP))
-    INT8_DYNAMIC_128 = _coded(replace(_BY_CHANNELS, dynamic=_LARGE_GROUP))
+    FP32 = "fp32", _Layout(exponent_bits=8, mantissa_bits=23, bits=32)
+    TF32 = "tf32", _Layout(exponent_bits=8, mantissa_bits=10, bits=32)
+    BF16 = "bf16", _Layout(exponent_bits=8, mantissa_bits=7, bits=16)
+    FP16 = "fp16", _Layout(exponent_bits=5, mantissa_bits=10, bits=16)
+    FP8_E4M3 = "fp8_e4m3", _Layout(exponent_bits=4, mantissa_bits=3, bits=8, finite_only=True)
+    FP8_E4M3_IEEE = "fp8_e4m3_ieee", _Layout(exponent_bits=4, mantissa_bits=3, bits=8)
+    FP8_E5M2 = "fp8_e5m2", _Layout(exponent_bits=5, mantissa_bits=2, bits=8)
+    FP8_E3M4 = "fp8_e3m4", _Layout(exponent_bits=3, mantissa_bits=4, bits=8)
+    INT8 = "int8", _coded(_Codes(values=_UINT8, constants=_INT8, signed=_SIGNED))
+    INT8_WEIGHTS = "int8_weights", _coded(_BY_CHANNELS)
+    INT4_WEIGHTS = "int4_weights", _coded(_BY_GROUPS)
+    INT8_DYNAMIC = "int8_dynamic", _coded(replace(_BY_CHANNELS, dynamic=_DYNAMIC_GROUP))
+    INT8_DYNAMIC_ROW = "int8_dynamic_row", _coded(replace(_BY_CHANNELS, dynamic=WHOLE_ROW))
+    INT4_DYNAMIC = "int4_dynamic", _coded(replace(_BY_GROUPS, dynamic=_DYNAMIC_GROUP))
+    INT8_DYNAMIC_128 = "int8_dynamic_128", _coded(replace(_BY_CHANNELS, dynamic=_LARGE_GROUP))
     # A kernel of ONNX Runtime has one size of groups for both operands.
-    INT4_DYNAMIC_128 = _coded(
-        _Codes(values=None, constants=_INT4, groups=(_LARGE_GROUP,), dynamic=_LARGE_GROUP)
+    INT4_DYNAMIC_128 = (
+        "int4_dynamic_128",
+        _coded(
+            _Codes(values=None, constants=_INT4, groups=(_LARGE_GROUP,), dynamic=_LARGE_GROUP)
+        ),
     )
     # Values in bf16 meet weights that are decoded to bf16: the types of OpenVINO's kernels.
-    INT8_WEIGHTS_BF16 = _coded(replace(_BY_CHANNELS, decoded="BF16"))
-    INT4_WEIGHTS_BF16 = _coded(replace(_BY_GROUPS, decoded="BF16"))
+    INT8_WEIGHTS_BF16 = "int8_weights_bf16", _coded(replace(_BY_CHANNELS, decoded="BF16"))
+    INT4_WEIGHTS_BF16 = "int4_weights_bf16", _coded(replace(_BY_GROUPS, decoded="BF16"))
+
+    _layout: _Layout
+
+    def __new__(cls, label: str, layout: _Layout) -> Self:
+        """A member whose value is its label, as it stands in files."""
+        member = object.__new__(cls)
+        member._value_, member._layout = label, layout
+        return member
 
     # Members are compared by identity; Enum hashes the name, which takes ten times as long.
     __hash__ = object.__hash__
 
+    @classmethod
+    def _missing_(cls, value: object) -> Format | None:
+        """The format that frameworks call so."""
+        with suppress(UsageError):
+            return cls.parse(value) if isinstance(value, str) else None
+
     @property
     def label(self) -> str:
         """The name used in options, plans and reports: ``bf16``, ``fp8_e4m3``."""
-        return self.name.lower()
+        return self.value
 
     @property
     def exponent_bits(self) -> int:
         """Width of the exponent field."""
-        return self.value.exponent_bits
+        return self._layout.exponent_bits
 
     @property
     def has_less_range(self) -> bool:
@@ -182,12 +201,12 @@ class Format(Enum):
     @property
     def mantissa_bits(self) -> int:
         """Width of the stored fraction, without the implicit leading bit."""
-        return self.value.mantissa_bits
+        return self._layout.mantissa_bits
 
     @property
     def bits(self) -> int:
         """Bits that one stored element takes (tf32 is stored as fp32)."""
-        return self.value.bits
+        return self._layout.bits
 
     def bytes_for(self, count: int) -> int:
         """Bytes that ``count`` stored elements take, without scales."""
@@ -196,12 +215,12 @@ class Format(Enum):
     @property
     def finite_only(self) -> bool:
         """Whether the format has no infinities (OCP "fn": only all-ones is NaN)."""
-        return self.value.finite_only
+        return self._layout.finite_only
 
     @cached_property
     def has_scales(self) -> bool:
         """Whether elements are integer codes that parameters map to numbers."""
-        return self.value.codes is not None
+        return self._layout.codes is not None
 
     @property
     def encodes_values(self) -> bool:
@@ -220,7 +239,7 @@ class Format(Enum):
         None if kernels read values as they are, or as codes that were made before;
         ``WHOLE_ROW`` if it is all numbers of a row.
         """
-        codes = self.value.codes
+        codes = self._layout.codes
         return None if codes is None else codes.dynamic
 
     @cached_property
@@ -234,7 +253,7 @@ class Format(Enum):
 
         Codes of constants are decoded to it.
         """
-        codes = self.value.codes
+        codes = self._layout.codes
         if codes is not None:
             return Format[codes.decoded]
         return self if self.bits > 8 and self is not Format.TF32 else Format.FP32
@@ -247,7 +266,7 @@ class Format(Enum):
     @cached_property
     def runs_on_codes(self) -> bool:
         """Whether kernels in it compute on integer codes, and not on decoded numbers."""
-        codes = self.value.codes
+        codes = self._layout.codes
         return codes is not None and codes.values is not None
 
     @cached_property
@@ -258,13 +277,13 @@ class Format(Enum):
     @property
     def group_sizes(self) -> tuple[int, ...]:
         """How many numbers of a constant may share a scale; empty for a whole channel."""
-        codes = self.value.codes
+        codes = self._layout.codes
         return () if codes is None else codes.groups
 
     @property
     def fewest_groups(self) -> int:
         """How many groups the numbers of a channel make at least."""
-        codes = self.value.codes
+        codes = self._layout.codes
         return 1 if codes is None else codes.fewest_groups
 
     def grid(self, *, constant: bool, signed: bool = False) -> Grid:
@@ -273,7 +292,7 @@ class Format(Enum):
         Raises:
             ValueError: If it has no scales, or values are not encoded.
         """
-        codes = self.value.codes
+        codes = self._layout.codes
         grid = None if codes is None else codes.constants if constant else codes.values
         if codes is not None and grid is not None and signed:
             grid = codes.signed or grid
@@ -325,7 +344,7 @@ class Format(Enum):
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """The numpy (or ml_dtypes) type that stores this format."""
-        codes = self.value.codes
+        codes = self._layout.codes
         return _DTYPES[self] if codes is None else codes.constants.dtype
 
     @property

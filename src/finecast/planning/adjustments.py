@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.files.saved import SavedPart, converted
 from finecast.graph import SCALARS, Dim, Graph, Node, Value
 from finecast.numbers.formats import Format
 
@@ -117,19 +119,14 @@ class Adjustment:
         """Inverse of ``to_dict``.
 
         Raises:
-            ValueError, TypeError, KeyError: If ``content`` is not a valid adjustment.
+            ValueError: If ``content`` is not a valid adjustment.
         """
-        attribute, axis = str(content.get("attribute", "")), content.get("axis", -1)
-        port = 0 if attribute else content["port"]
-        texts = content.get("exponents", ""), content.get("add", "")
-        if type(port) is not int or port < 0 or type(axis) is not int or axis > WHOLE:
-            raise ValueError(f"input {port!r} along axis {axis!r}")
+        stated = converted(content, _SavedAdjustment)
+        attribute, axis = stated.attribute, stated.axis
         if attribute and (attribute not in ATTRIBUTES or axis != WHOLE):
             raise ValueError(f"attribute {attribute!r} along axis {axis!r}")
-        if not all(type(text) is str for text in texts):
-            raise ValueError(f"adjusted by {texts!r}")
-        exponents = tuple(int(number) for number in texts[0].split())
-        add = tuple(float(number) for number in texts[1].split())
+        exponents = tuple(int(number) for number in stated.exponents.split())
+        add = tuple(float(number) for number in stated.add.split())
         if not all(abs(number) <= Format.FP32.max for number in add):
             raise ValueError("a number to add is not finite in fp32")
         if any(abs(exponent) > _LARGEST_EXPONENT for exponent in exponents):
@@ -143,8 +140,8 @@ class Adjustment:
         if attribute and add:
             raise ValueError(f"a number is added to the attribute {attribute!r}")
         return cls(
-            node=str(content["node"]),
-            port=port,
+            node=stated.node,
+            port=0 if attribute else stated.port,
             axis=axis,
             attribute=attribute,
             exponents=exponents,
@@ -181,6 +178,15 @@ class Adjustment:
         fits = not known or self.fits(shape)
         may_add = self.axis == WHOLE or not self.add
         return fits and may_add and value.format is Format.FP32
+
+
+class _SavedAdjustment(SavedPart):
+    node: str
+    port: Annotated[int, msgspec.Meta(ge=0)] = 0
+    axis: Annotated[int, msgspec.Meta(le=WHOLE)] = -1
+    attribute: str = ""
+    exponents: str = ""
+    add: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

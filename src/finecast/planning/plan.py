@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
-from finecast.errors import ModelError, UsageError, typed
+import msgspec
+
+from finecast.errors import ModelError, UsageError
 from finecast.files import read_text
-from finecast.files.saved import checksum, kind_of, reading
+from finecast.files.saved import Saved, converted, reading, sealed
 from finecast.graph import Graph, Node
 from finecast.graph.structure import Structure, read_structure, write_structure
 from finecast.naming import listed
@@ -29,15 +31,10 @@ T = TypeVar("T")
 
 _MOST_PORTS: Final = 4
 """Inputs and outputs whose names are told."""
-PLAN_VERSION: Final = 10
-_SEAL: Final = "checksum"
-"""The hash of all else in the file: the digest leaves out policy, reasons and structure. Plans
-of earlier releases have none."""
-_NAMES: Final = frozenset(
-    {"version", "model", "digest", "policy", "engine", "opset", "io", "decisions", "from_type"}
-    | {"frozen", "keep_ops", "by_hint", "kv_cache", "adjustments", "structure", _SEAL}
-)
-"""What a plan's file may have."""
+PLAN_VERSION: Final = 11
+_SEALED: Final = 11
+"""The first version whose plans all have a checksum, as the digest leaves out policy, reasons
+and structure. Of the versions before some have one."""
 # A million ops with five reasons each take half of this.
 _LARGEST_BYTES: Final = 1 << 30
 _CACHED: Final = frozenset({"variable", "attention"})
@@ -127,33 +124,6 @@ class Plan:
         engine = f" for {self.engine}" if self.engine else ""
         counts = ", ".join(f"{count} {label}" for label, count in self.counts.items())
         return f"<Plan {self.digest} of {self.policy}{engine}: {counts or 'no op'}>"
-
-    @property
-    def version(self) -> int:
-        """The oldest version of the file format that can state this plan.
-
-        2 added ``from_type``, 3 ``keep_ops``, 4 ``adjustments``, 5 adjustments that multiply,
-        6 ``by_hint``, 7 adjustments of whole operands and of attributes, 8 scales by group as
-        the bytes of numbers, and shifts of codes, 9 ``kv_cache``, 10 ``frozen``.
-        """
-        if self.frozen is not None:
-            return 10
-        if self.kv_cache is not Format.FP32:
-            return 9
-        stored = (c for e in self.encodings.values() for c in e.constants.values())
-        if any(c.group is not None for c in stored):
-            return 8
-        if any(a.of_whole for a in self.adjustments):
-            return 7
-        if self.by_hint:
-            return 6
-        if any(a.exponents for a in self.adjustments):
-            return 5
-        if self.adjustments:
-            return 4
-        if self.keep_ops:
-            return 3
-        return 2 if self.from_type else 1
 
     @property
     def reasons(self) -> Iterator[Reason]:
@@ -386,7 +356,7 @@ class Plan:
     def to_json(self) -> str:
         """Text that ``from_json`` reads back to an equal plan."""
         content: dict[str, Any] = {
-            "version": self.version,
+            "version": PLAN_VERSION,
             "model": self.model,
             "digest": self.digest,
             "policy": self.policy,
@@ -397,7 +367,7 @@ class Plan:
             "decisions": [_decision_to_dict(d) for d in self.decisions],
             **({"structure": write_structure(self.structure)} if self.structure else {}),
         }
-        return json.dumps({**content, _SEAL: checksum(content)}, indent=1) + "\n"
+        return json.dumps(sealed(content), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, where: str = "plan") -> Plan:
@@ -408,48 +378,31 @@ class Plan:
         """
         fix = "give a file that `finecast tune` or `convert --plan-out` wrote, unchanged"
         with reading("finecast plan", where, fix) as at:
-            content = cast("dict[str, Any]", json.loads(text))
-            kind = kind_of(content)
-            if kind and content.get("kind"):
-                raise UsageError(f"not a finecast plan: it is {kind}", where=where, fix=fix)
-            _check_version(content, where)
-            _check_names(content)
+            file = at.parsed(text, _SavedPlan, newest=PLAN_VERSION, sealed_from=_SEALED)
             plan = cls(
-                model=at.part(content, "model", str),
-                policy=at.part(content, "policy", str),
-                engine=at.part(content, "engine", str, ""),
-                opset=at.part(content, "opset", int),
-                io={str(n): Format.parse(f) for n, f in at.items(content, "io")},
-                decisions=tuple(map(_decision_from_dict, at.each(content, "decisions"))),
-                from_type=at.part(content, "from_type", str, ""),
-                frozen=at.part(content, "frozen", bool) if "frozen" in content else None,
-                keep_ops=at.part(content, "keep_ops", bool, False),
-                by_hint=at.part(content, "by_hint", bool, False),
-                kv_cache=Format.parse(at.part(content, "kv_cache", str, Format.FP32.label)),
+                model=file.model,
+                policy=file.policy,
+                engine=file.engine,
+                opset=file.opset,
+                io=file.io,
+                decisions=tuple(map(_decision, at.each("decisions", file.decisions))),
+                from_type=file.from_type,
+                frozen=file.frozen,
+                keep_ops=file.keep_ops,
+                by_hint=file.by_hint,
+                kv_cache=file.kv_cache,
                 adjustments=tuple(
-                    map(Adjustment.from_dict, at.each(content, "adjustments", []))
+                    map(Adjustment.from_dict, at.each("adjustments", file.adjustments))
                 ),
-                structure=read_structure(at.part(content, "structure", dict))
-                if "structure" in content
-                else (),
+                structure=read_structure(file.structure) if file.structure else (),
             )
-            stated = at.part(content, "digest", str)
-            others = {name: value for name, value in content.items() if name != _SEAL}
-            seal = at.part(content, _SEAL, str) if _SEAL in content else checksum(others)
-        twice = [
-            n for n, count in Counter(d.node for d in plan.decisions).items() if count > 1
-        ]
-        if twice:
-            raise UsageError(f"the plan decides {twice[0]!r} twice", where=where, fix=fix)
-        if stated != plan.digest:
-            raise UsageError(
-                f"the plan was changed: its digest is {plan.digest}, it states {stated!r}",
-                where=where,
-                fix=fix,
-            )
-        if seal != checksum(others):
-            what = "the plan was changed: its checksum is not that of what it says"
-            raise UsageError(what, where=where, fix=fix)
+            counts = Counter(d.node for d in plan.decisions)
+            twice = [node for node, count in counts.items() if count > 1]
+            if twice:
+                raise UsageError(f"the plan decides {twice[0]!r} twice")
+            if file.digest != plan.digest:
+                stated = f"its digest is {plan.digest}, it states {file.digest!r}"
+                raise UsageError(f"the plan was changed: {stated}")
         return plan
 
     @classmethod
@@ -462,24 +415,6 @@ class Plan:
         fix = "give a file that `finecast tune` or `convert --plan-out` wrote"
         text = read_text(path, what="plan", most_bytes=_LARGEST_BYTES, fix=fix)
         return cls.from_json(text, where=str(path))
-
-
-def _check_version(content: dict[str, Any], where: str) -> None:
-    version = content["version"]
-    if not isinstance(version, int) or version < 1:
-        raise ValueError(f"version {version!r}")
-    if version > PLAN_VERSION:
-        raise UsageError(
-            f"plan version {version} is newer than {PLAN_VERSION}",
-            where=where,
-            fix="upgrade finecast",
-        )
-
-
-def _check_names(content: dict[str, Any]) -> None:
-    unknown = sorted(content.keys() - _NAMES)
-    if unknown:
-        raise UsageError(f"not a finecast plan: it has {unknown[0]!r}, which no plan has")
 
 
 def _check_result(graph: Graph, node: Node, encodings: Encodings, where: str) -> None:
@@ -528,28 +463,38 @@ def _decision_to_dict(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _decision_from_dict(content: dict[str, Any]) -> Decision:
-    fmt = Format.parse(typed(content, "format", str))
-    reasons: list[dict[str, Any]] = typed(content, "reasons", list, [])
+class _SavedDecision(msgspec.Struct, kw_only=True):
+    """What a decision has besides its encodings."""
+
+    node: str
+    op: str
+    format: Format
+    reasons: tuple[Reason, ...] = ()
+
+
+def _decision(content: dict[str, Any]) -> Decision:
+    stated = converted(content, _SavedDecision)
     return Decision(
-        node=typed(content, "node", str),
-        op=typed(content, "op", str),
-        format=fmt,
-        encodings=Encodings.from_dict(fmt, content),
-        reasons=tuple(
-            Reason(
-                rule=typed(r, "rule", str),
-                text=typed(r, "text", str),
-                permits=tuple(str(p) for p in typed(r, "permits", list)),
-                evidence=_evidence(typed(r, "evidence", dict)),
-            )
-            for r in reasons
-        ),
+        node=stated.node,
+        op=stated.op,
+        format=stated.format,
+        encodings=Encodings.from_dict(stated.format, content),
+        reasons=stated.reasons,
     )
 
 
-def _evidence(content: dict[str, Any]) -> dict[str, float | str]:
-    for name, value in content.items():
-        if not isinstance(value, int | float | str):
-            raise ValueError(f"evidence {name!r} is {value!r}")  # noqa: TRY004 - of a file
-    return content
+class _SavedPlan(Saved, kw_only=True):
+    model: str
+    digest: str
+    policy: str
+    engine: str = ""
+    opset: int
+    from_type: str = ""
+    frozen: bool | None = None
+    keep_ops: bool = False
+    by_hint: bool = False
+    kv_cache: Format = Format.FP32
+    io: dict[str, Format] = msgspec.field(default_factory=dict[str, Format])
+    decisions: list[dict[str, Any]]
+    adjustments: tuple[dict[str, Any], ...] = ()
+    structure: dict[str, Any] | None = None

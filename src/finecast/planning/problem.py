@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -413,9 +412,6 @@ def _parts(
 
 
 # ------------------------------------------------------------ a choice, and a plan made of one
-
-SAME_TIME: Final = 1.03
-"""Plans whose costs are within this ratio count as equally fast, if not told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from finecast.engines.exact import RELATIVE_ERROR
 from finecast.naming import an, number_of, percent
+from finecast.numbers.thresholds import MODELLED_GAIN
 from finecast.planning.alternatives import error_share
 
 _NAMED: Final = 3
@@ -23,8 +24,6 @@ _FAR_OFF: Final = 4.0
 were within 2.8 (``docs/prediction.md``)."""
 _NEGLIGIBLE: Final = 1e-5
 """Relative errors below this are about those of fp32 itself, and count as this much."""
-_FASTER: Final = 1.005
-"""What is as good as another one, rounded to percents, is not said to be faster."""
 _FP32: Final = "fp32"
 _INT8: Final = "int8"
 _PRODUCTS: Final = frozenset({"matmul", "conv"})
@@ -335,9 +334,9 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     last = _times_as_good(one.get("last_race"), own and own.get("last_race"))
     times = last or _times_as_good(one, own)
     predicted = _predicted(one, own)
-    if times and times < _FASTER:
+    if times and times < MODELLED_GAIN:
         return ""  # by the races it is as fast, whatever was predicted
-    if not times and not one.get("gain") and predicted and predicted < _FASTER:
+    if not times and not one.get("gain") and predicted and predicted < MODELLED_GAIN:
         return ""
     good, chosen = f"as {_AS_GOOD.get(found['objective'], 'fast')}", "as the chosen one"
     how = "predicted to be faster"

@@ -34,7 +34,9 @@ class Reason:
     rule: str
     text: str
     permits: tuple[str, ...] = ()
-    evidence: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
+    evidence: Mapping[str, int | float | str] = field(
+        default_factory=dict[str, int | float | str]
+    )
 
     @property
     def waived(self) -> bool:

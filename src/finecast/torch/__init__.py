@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from finecast.errors import EngineError, UsageError
+from finecast.numbers.thresholds import LIMIT
 
 if importlib.util.find_spec("torch") is None:
     raise EngineError("finecast.torch needs PyTorch", fix="pip install torch onnxscript")
@@ -29,7 +30,7 @@ from torch.export import ExportedProgram
 from finecast import api
 from finecast.arguments import checked
 from finecast.calls import checks
-from finecast.data.deviation import LIMIT, deviation
+from finecast.data.deviation import deviation
 from finecast.data.response import nan_outputs
 from finecast.engines.base import Array
 from finecast.engines.torch import TorchEngine

@@ -22,13 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.data.deviation import (
-    ENGINE_FACTOR,
-    LIMIT,
-    ROUNDINGS_PER_OP,
-    expected,
-    fp32_error,
-)
+from finecast.data.deviation import ROUNDINGS_PER_OP, expected, fp32_error
 from finecast.data.workload import Workload, probed, probed_rows
 from finecast.engines.base import Array, Session, outputs_on
 from finecast.engines.exact import CachedSession, Exact
@@ -37,6 +31,7 @@ from finecast.naming import left_out, listed, number_of, percent
 from finecast.native.model import LowModel, Seen
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
+from finecast.numbers.thresholds import ENGINE_FACTOR, LIMIT
 from finecast.ops.bodies import owner_of
 from finecast.planning.alternatives import told_shares
 from finecast.planning.sensitivity import measure

@@ -16,8 +16,9 @@ from typing import Final
 
 from finecast.native.gains import Gain, bias_gain, no_adjustments, range_gain
 from finecast.native.subject import Examined
+from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.plan import Plan
-from finecast.planning.problem import SAME_TIME, Proposal
+from finecast.planning.problem import Proposal
 from finecast.rules.policy import Adjust, Policy
 from finecast.tuning.goal import MIN_SPEEDUP
 from finecast.tuning.measuring import Measuring

@@ -13,13 +13,13 @@ from finecast.data.metrics import Score
 from finecast.data.workload import Workload, nonfinite_data
 from finecast.errors import ModelError, UsageError
 from finecast.measure.study import Study, Trial, TrialKey
+from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.progress import Notice, Progress
 from finecast.tuning.certifying import Certifier
 from finecast.tuning.executor import LostTrialError
 from finecast.tuning.goal import Budget
 from finecast.tuning.search import (
-    SAME_TIME,
     Candidate,
     SameTime,
     fastest_passing,

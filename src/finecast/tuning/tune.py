@@ -24,10 +24,11 @@ from finecast.measure.racing import ANCHOR, Effort
 from finecast.measure.timing import now_s, pass_over
 from finecast.native.subject import Built, Examined, Hinted, Subject, UserRules
 from finecast.numbers.formats import Format
+from finecast.numbers.thresholds import MODELLED_GAIN, SAME_TIME
 from finecast.planning.placing import place
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import SAME_TIME, Analysis, Proposal
+from finecast.planning.problem import Analysis, Proposal
 from finecast.planning.proposing import (
     between,
     lowered_by_one,
@@ -82,8 +83,6 @@ _LEAST_LEFT: Final = 0.01
 _AIMS: Final = (0.98, 0.98)
 # Searches by probes, each of which ends in a trial that tells better what is allowed.
 _SEARCHES: Final = 3
-# The ratio by which a plan has to be faster than another one on a modelled device.
-_MODELLED_GAIN: Final = 1.005
 # Most further steps of the frontier that become candidates where the first ones do not settle
 # the search. Bisection evaluates three or four of them.
 _MORE_STEPS: Final = 7
@@ -813,7 +812,7 @@ class _Tuning:
 
         Modelled times have no noise.
         """
-        return _MODELLED_GAIN if self.subject.target else SAME_TIME
+        return MODELLED_GAIN if self.subject.target else SAME_TIME
 
     def _limit(self, incumbent: Candidate | None) -> float:
         """The predicted cost below which a plan is faster than ``incumbent``."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from importlib.resources import files
-from typing import Final, TypeVar, cast
+from typing import Annotated, Final
+
+import msgspec
 
 from finecast.errors import UsageError
+from finecast.files.saved import SavedPart, converted, reading
 from finecast.naming import look_up, spelled
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind
@@ -37,8 +40,11 @@ class Relayout(Enum):
     """By copying bytes: exact."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSpec:
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One engine: what it computes in, how fast, and how it accumulates.
 
     Attributes:
@@ -51,11 +57,20 @@ class EngineSpec:
             zero for subnormal results.
     """
 
-    rates_tflops: Mapping[Format, float]
-    runs_as: Mapping[Format, Format] = field(default_factory=dict[Format, Format])
+    rates_tflops: Annotated[Mapping[Format, Positive], msgspec.Meta(min_length=1)]
+    runs_as: Mapping[Format, Format] = msgspec.field(default_factory=dict[Format, Format])
     accumulates_in: Format = Format.FP32
-    accumulation: Mapping[Format, Format] = field(default_factory=dict[Format, Format])
+    accumulation: Mapping[Format, Format] = msgspec.field(default_factory=dict[Format, Format])
     flushes_subnormals: frozenset[Format] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a format that runs as none with a rate, or has one itself."""
+        for fmt, real in self.runs_as.items():
+            if real not in self.rates_tflops or fmt in self.rates_tflops:
+                raise ValueError(
+                    f"runs_as.{fmt.label} maps {fmt.label} to {real.label}, but only formats"
+                    " without a rate can run as one that has a rate"
+                )
 
     def computes_in(self, fmt: Format) -> Format | None:
         """The format that arithmetic on ``fmt`` is done in; None if the engine has none."""
@@ -206,6 +221,46 @@ def _load(name: str) -> Target:
     return parse_target(file.read_text(encoding="utf-8"), file=file.name)
 
 
+class _Memory(SavedPart):
+    bandwidth_gb_s: Positive
+    widened: frozenset[Format] = frozenset()
+
+
+class _Overhead(SavedPart):
+    op_us: NotNegative
+    cast_us: NotNegative
+    free_casts: bool
+
+
+class _Transposes(SavedPart):
+    by: Annotated[tuple[Relayout, ...], msgspec.Meta(min_length=1)]
+
+
+class _Saturation(SavedPart):
+    infinity_in_transposes: bool
+    fp8_conversions: bool
+
+
+class _Engines(SavedPart):
+    matmul: EngineSpec
+    vector: EngineSpec
+    scalar: EngineSpec | None = None
+
+
+class _File(SavedPart, kw_only=True):
+    """A target's file, whose units are in its names."""
+
+    description: str
+    unit: str
+    stochastic_rounding: bool
+    casts_off: str = ""
+    memory: _Memory
+    overhead: _Overhead
+    engines: _Engines
+    transposes: _Transposes
+    saturation: _Saturation
+
+
 def parse_target(text: str, *, file: str) -> Target:
     """Read one target's TOML.
 
@@ -213,168 +268,26 @@ def parse_target(text: str, *, file: str) -> Target:
         UsageError: If it is not TOML, or a key is missing, unknown or of the wrong type; the
             message names the file and the key.
     """
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"not TOML: {error}", where=file, fix="correct the file") from error
-    top = Table(data, file)
-    memory, overhead = top.table("memory"), top.table("overhead")
-    transposes, saturation = top.table("transposes"), top.table("saturation")
-    engines = top.table("engines")
-    target = Target(
-        name=file.removesuffix(_SUFFIX),
-        description=top.text("description"),
-        unit=top.text("unit"),
-        engines=_engines(engines),
-        bandwidth_gb_s=memory.positive("bandwidth_gb_s"),
-        op_overhead_s=overhead.number("op_us") * _MICRO,
-        cast_overhead_s=overhead.number("cast_us") * _MICRO,
-        free_casts=overhead.flag("free_casts"),
-        relayouts=transposes.members("by", Relayout),
-        saturate_infinity=saturation.flag("infinity_in_transposes"),
-        saturating_fp8=saturation.flag("fp8_conversions"),
-        stochastic_rounding=top.flag("stochastic_rounding"),
-        widened=memory.formats("widened") if memory.has("widened") else frozenset(),
-        casts_off=top.text("casts_off") if top.has("casts_off") else "",
-    )
-    for table in (top, memory, overhead, transposes, saturation):
-        table.finish()
-    return target
-
-
-def _engines(table: Table) -> dict[EngineRole, EngineSpec]:
-    specs = {
-        role: _engine(table.table(role.value))
-        for role in EngineRole
-        if role is not EngineRole.SCALAR or table.has(role.value)
-    }
-    table.finish()
-    return specs
-
-
-def _engine(table: Table) -> EngineSpec:
-    spec = EngineSpec(
-        rates_tflops=table.rates("rates_tflops"),
-        runs_as=table.format_map("runs_as"),
-        accumulates_in=table.format("accumulates_in"),
-        accumulation=table.format_map("accumulation"),
-        flushes_subnormals=table.formats("flushes_subnormals"),
-    )
-    table.finish()
-    for fmt, real in spec.runs_as.items():
-        if real not in spec.rates_tflops or fmt in spec.rates_tflops:
-            raise table.error(
-                f"runs_as.{fmt.label}",
-                f"maps {fmt.label} to {real.label}, but only formats without a rate can run "
-                "as one that has a rate",
-            )
-    return spec
-
-
-# Typed reading of TOML tables whose errors name the file and the key.
-
-E = TypeVar("E", bound=Enum)
-
-
-class Table:
-    """A TOML table that is read key by key; ``finish`` rejects keys that were not read."""
-
-    def __init__(self, data: Mapping[str, object], file: str, path: str = "") -> None:
-        self._data = data
-        self._file = file
-        self._path = path
-        self._read: set[str] = set()
-
-    def error(self, key: str, what: str) -> UsageError:
-        """An error at ``key`` of this table, to be raised."""
-        return UsageError(f"key {self._path}{key} {what}", where=self._file, fix="correct it")
-
-    def has(self, key: str) -> bool:
-        """Whether the table has ``key``."""
-        return key in self._data
-
-    def finish(self) -> None:
-        """Check that every key was read.
-
-        Raises:
-            UsageError: If the table has unknown keys.
-        """
-        for key in self._data:
-            if key not in self._read:
-                raise self.error(key, f"is not one of {', '.join(sorted(self._read))}")
-
-    def table(self, key: str) -> Table:
-        """The table at ``key``."""
-        value = self._take(key, dict)
-        return Table(cast("dict[str, object]", value), self._file, f"{self._path}{key}.")
-
-    def text(self, key: str) -> str:
-        """The string at ``key``."""
-        return cast("str", self._take(key, str))
-
-    def flag(self, key: str) -> bool:
-        """The boolean at ``key``."""
-        return cast("bool", self._take(key, bool))
-
-    def number(self, key: str) -> float:
-        """The number at ``key``, zero or more."""
-        value = self._take(key, int | float)
-        if isinstance(value, bool) or not cast("float", value) >= 0:
-            raise self.error(key, f"is {value!r}, expected a number of at least 0")
-        return float(cast("float", value))
-
-    def positive(self, key: str) -> float:
-        """The number at ``key``, more than zero."""
-        value = self.number(key)
-        if not value > 0:
-            raise self.error(key, f"is {value!r}, expected more than 0")
-        return value
-
-    def format(self, key: str) -> Format:
-        """The format whose label is at ``key``."""
-        return self._format(key, self.text(key))
-
-    def rates(self, key: str) -> dict[Format, float]:
-        """Numbers above zero by format, at least one."""
-        inner = self.table(key)
-        rates = {inner._format(k, k): inner.positive(k) for k in inner._data}
-        if not rates:
-            raise self.error(key, "is empty, expected a rate for at least one format")
-        return rates
-
-    def format_map(self, key: str) -> dict[Format, Format]:
-        """Formats by format; empty where ``key`` is absent."""
-        self._read.add(key)
-        if not self.has(key):
-            return {}
-        inner = self.table(key)
-        return {inner._format(k, k): inner.format(k) for k in inner._data}
-
-    def formats(self, key: str) -> frozenset[Format]:
-        """The formats whose labels are in the list at ``key``; it may be empty."""
-        values = cast("list[object]", self._take(key, list))
-        return frozenset(self._format(key, str(v)) for v in values)
-
-    def members(self, key: str, kind: type[E]) -> tuple[E, ...]:
-        """A list of values of ``kind``, at least one."""
-        values = cast("list[object]", self._take(key, list))
-        known = {m.value: m for m in kind}
-        if not values or any(v not in known for v in values):
-            raise self.error(key, f"is {values!r}, expected some of {', '.join(known)}")
-        return tuple(known[v] for v in values)
-
-    def _take(self, key: str, kind: type | object) -> object:
-        self._read.add(key)
-        if key not in self._data:
-            raise self.error(key, "is missing")
-        value = self._data[key]
-        if not isinstance(value, cast("type", kind)):
-            name = getattr(kind, "__name__", "number")
-            raise self.error(key, f"is {value!r}, expected {name}")
-        return value
-
-    def _format(self, key: str, label: str) -> Format:
+    with reading("target", file, "correct the file"):
         try:
-            return Format.parse(label)
-        except UsageError as error:
-            raise self.error(key, f"names an {error.what}") from error
+            data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise UsageError(f"not TOML: {error}") from error
+        stated = converted(data, _File)
+    engines = {role: getattr(stated.engines, role.value) for role in EngineRole}
+    return Target(
+        name=file.removesuffix(_SUFFIX),
+        description=stated.description,
+        unit=stated.unit,
+        engines={role: spec for role, spec in engines.items() if spec is not None},
+        bandwidth_gb_s=stated.memory.bandwidth_gb_s,
+        op_overhead_s=stated.overhead.op_us * _MICRO,
+        cast_overhead_s=stated.overhead.cast_us * _MICRO,
+        free_casts=stated.overhead.free_casts,
+        relayouts=stated.transposes.by,
+        saturate_infinity=stated.saturation.infinity_in_transposes,
+        saturating_fp8=stated.saturation.fp8_conversions,
+        stochastic_rounding=stated.stochastic_rounding,
+        widened=stated.memory.widened,
+        casts_off=stated.casts_off,
+    )

@@ -15,7 +15,6 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from finecast.data.deviation import LIMIT
 from finecast.data.sizes import MOST_LENGTH, MOST_PRODUCTS
 from finecast.data.sources import DataOptions, workload_of
 from finecast.data.workload import Workload
@@ -73,11 +72,12 @@ from finecast.native.torch.program import TorchEmulatedSubject, TorchProgram
 from finecast.native.torch.subject import TorchSubject, TuneOptions
 from finecast.native.torch.workload import ModuleWorkload
 from finecast.native.verifying import verify
+from finecast.numbers.thresholds import LIMIT, SAME_TIME
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.alternatives import explained
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import SAME_TIME, predicted_error
+from finecast.planning.problem import predicted_error
 from finecast.planning.proposing import frontier_of, predicted_cost, proposal
 from finecast.rules.facts import ValueFacts
 from finecast.rules.guests import FINECAST

@@ -34,10 +34,11 @@ from finecast.native.conversion_notes import plan_notes
 from finecast.native.planning import USUAL, Judging, make_planner
 from finecast.native.roundings import Times, probe_sensitivity, switched_probe
 from finecast.numbers.formats import Format
+from finecast.numbers.thresholds import SAME_TIME
 from finecast.ops import OpKind, by_name
 from finecast.planning.planner import Planner, lowest, pick
 from finecast.planning.points import moves
-from finecast.planning.problem import SAME_TIME, Choice
+from finecast.planning.problem import Choice
 from finecast.planning.sensitivity import Sensitivity
 from finecast.progress import Progress, silent
 from finecast.rules import Permission
