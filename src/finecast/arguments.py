@@ -93,7 +93,7 @@ def group_of(group: type[G], options: Mapping[str, Any], **named: Any) -> G:
             values |= {} if argument is None else {field: argument}
             continue
         for name, value in values.items():
-            if value != default_of(group, name):
+            if value is not argument and value != default_of(group, name):
                 raise UsageError(
                     f"{name} is given beside {group.__name__}", fix=f"set its {name}"
                 )

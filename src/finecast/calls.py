@@ -47,7 +47,8 @@ def checks(target: C) -> C:
         return cast("C", checking(target))
     options = options_of(target) if is_dataclass(target) else {}
     expected = {
-        name: option.expected if option.python or not option.convert else (object, "")
+        name: (object, "") if option.convert and (option.many or not option.python)
+        else option.expected
         for name, option in options.items()
     }
     created = checking(target.__init__, expected=expected, name=target.__name__)

@@ -70,7 +70,8 @@ def test_tune_keeps_its_exit_codes(model: Path, capsys: pytest.CaptureFixture[st
 def test_an_output_of_another_kind_is_refused_before_any_work(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = model.with_name("m.onnx")  # refused by its name, before it is read
+    other = model.with_name("m.onnx")
+    other.write_bytes(b"refused by its name, before it is read")
     for given, named in ((model, "low.onnx"), (model, "low"), (other, "low.pt2")):
         out = given.with_name(named)
         ladder = [["ladder", "--target", "trn1"]] if "ladder" in VERBS else []

@@ -77,9 +77,15 @@ def test_a_part_of_a_program_draws_as_the_whole(tmp_path: Path) -> None:
 
 def test_a_users_evaluation_sees_the_same_draws(tmp_path: Path) -> None:
     """Each evaluation of one module gave another metric."""
-    session = finecast.load(saved(Noisy(), tmp_path)).reference()
+    model = finecast.load(saved(Noisy(), tmp_path))
+    assert isinstance(model, TorchModel)
+    session = model.reference()
     workload = ModuleWorkload(
-        function=lambda module: float(module(X).sum()), known=None, examples={"x": X.numpy()}
+        function=lambda module: float(module(X).sum()),
+        name="sum",
+        known=None,
+        examples={"x": X.numpy()},
+        signature=model.signature,
     )
     assert workload.evaluate(session, session) == workload.evaluate(session, session)
 

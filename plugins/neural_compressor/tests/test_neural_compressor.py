@@ -457,7 +457,7 @@ def test_batches_as_dicts_of_unlike_sizes_from_a_generator() -> None:
 def test_what_is_no_accuracy_or_no_setting_is_one_error() -> None:
     with pytest.raises(UserCodeError, match=r"returns None .*eval_func"):
         mix_precision.fit(net(), eval_func=lambda model: None)  # type: ignore[arg-type,return-value]
-    with pytest.raises(UsageError, match="give a MixedPrecisionConfig"):
+    with pytest.raises(UsageError, match="a MixedPrecisionConfig is expected for conf"):
         mix_precision.fit(net(), {"precision": "bf16"})  # type: ignore[arg-type]
 
 

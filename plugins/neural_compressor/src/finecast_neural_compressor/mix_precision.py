@@ -15,7 +15,6 @@ from finecast import Format, Goal
 from finecast.calls import checks
 from finecast.data import check_finite
 from finecast.errors import UsageError
-from finecast.naming import kind_of
 from finecast.tuning import Budget
 from finecast_neural_compressor import quantization
 from finecast_neural_compressor.config import MixedPrecisionConfig
@@ -67,9 +66,7 @@ def fit(
         EngineError: If the device is slower in the low format than in fp32.
         ModelError: If no op could be converted.
     """
-    settings: Any = conf or config or MixedPrecisionConfig()
-    if not isinstance(settings, MixedPrecisionConfig):
-        raise UsageError(f"conf is {kind_of(settings)}", fix="give a MixedPrecisionConfig")
+    settings = conf or config or MixedPrecisionConfig()
     if Format.INT8 in settings.formats:
         return quantization.fit(
             model,
