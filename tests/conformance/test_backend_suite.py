@@ -16,6 +16,7 @@ from tests.conformance.outcome import Result
 _EVERY = 31
 
 
+@pytest.mark.long
 def test_a_sample_of_onnx_s_own_suite() -> None:
     """In all formats at once: to make the cases takes longer than to run the sample."""
     cases = [c for c in all_cases() if c.kind != LIGHT]

@@ -16,6 +16,7 @@ def _cycles(count: int) -> None:
         cycle.append(cycle)
 
 
+@pytest.mark.long
 def test_garbage_of_pauses_does_not_pile_up() -> None:
     gc.collect()
     before = len(gc.get_objects())

@@ -62,6 +62,7 @@ def test_every_truncation(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".finecast-*"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["all:fp16", "all:bf16"])
 def test_flipped_bits_and_spliced_bytes(tmp_path: Path, policy: str) -> None:
     data, random = small().SerializeToString(), Random(0)

@@ -36,6 +36,7 @@ def check(model: onnx.ModelProto, low: onnx.ModelProto) -> None:
     assert not unread(low)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 def test_onnx_own_cases(policy: str) -> None:
     tried = 0

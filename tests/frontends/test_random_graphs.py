@@ -26,6 +26,7 @@ from tests.frontends.random_plans import try_one
 SEEDS = st.integers(min_value=0, max_value=2**40)
 
 
+@pytest.mark.long
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(SEEDS)
 def test_the_converted_model_is_valid_and_equals_the_emulated_plan(seed: int) -> None:
@@ -33,6 +34,7 @@ def test_the_converted_model_is_valid_and_equals_the_emulated_plan(seed: int) ->
         try_one(Random(seed), Path(folder))
 
 
+@pytest.mark.long
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(SEEDS)
 def test_rounding_is_found_again(seed: int) -> None:

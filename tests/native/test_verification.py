@@ -110,6 +110,7 @@ def doubts(done: Result) -> list[str]:
     return [said for said in done.warnings if "no speed is gained here" not in said]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("kind", EXPLAINED)
 def test_errors_that_low_products_explain_are_written_with_a_warning(

@@ -127,6 +127,7 @@ def test_after_a_miss_plans_have_shares_of_the_error_that_is_allowed() -> None:
     assert [list(p.plan.formats.values()).count(BF16) for p in found] == [5, 4, 3, 2]
 
 
+@pytest.mark.long
 @given(st.data(), *([st.floats(0.1, 10.0)] * 2))
 def test_an_error_of_several_formats_is_kept_as_they_add_up(
     data: st.DataObject, first: float, second: float

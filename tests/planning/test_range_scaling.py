@@ -107,6 +107,7 @@ def stays_normal(array: NDArray[np.float32]) -> bool:
     return bool(np.isfinite(array).all() and least >= 2.0**-90)
 
 
+@pytest.mark.long
 @given(st.data())
 def test_values_are_theirs_times_powers_of_two(data: st.DataObject) -> None:
     """Nets of drawn ops, some of whose values are beyond fp16: no bit changes."""

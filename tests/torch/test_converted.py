@@ -272,6 +272,7 @@ def test_tracing_is_not_told_of_the_check() -> None:
     assert torch.equal(traced(x), low(x))  # type: ignore[operator]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_more_modules_are_compiled_than_dynamo_keeps_graphs_of_one_function(
     fullgraph: bool,

@@ -320,6 +320,7 @@ def test_a_zip_of_the_old_form_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "gone off").exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
 def test_a_converted_module_compiles_ahead_of_time(saved: Path, tmp_path: Path) -> None:
     source = ft.load(saved)
