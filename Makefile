@@ -2,7 +2,7 @@
 #   make demo    tune a real model, print before and after
 #   make test    every check, as CI runs it
 .DEFAULT_GOAL := help
-.PHONY: help demo docs package test test-core test-tensorflow lint bench judge lab peers mutants zoo zoo-sample clean
+.PHONY: help demo docs package test test-core test-long test-tensorflow lint bench judge lab peers mutants zoo zoo-sample clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,6 +18,7 @@ help:
 	@echo "make demo   install, tune a real model, print before and after"
 	@echo "make test   every check: lint, types, import layers, tests"
 	@echo "make test-core  the core's tests, on a wheel without plugins"
+	@echo "make test-long  the tests that take a minute each: own suites of ONNX, random graphs"
 	@echo "make test-tensorflow  the tests of TensorFlow models, in an environment of their own"
 	@echo "make lint   the same without the tests"
 	@echo "make judge  plans beside the best ones, on nets of which all are tried"
@@ -72,7 +73,11 @@ WITH_PLUGINS := tests/docs tests/zoo tests/test_keywords.py tests/test_seams.py 
   tests/torch/test_views.py
 PYTEST := pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
 test: lint test-core
-	$(BIN)/$(PYTEST) plugins $(WITH_PLUGINS)
+	$(BIN)/$(PYTEST) -m 'not long' plugins $(WITH_PLUGINS)
+
+# What takes a minute each: it finds what the others do not, and seldom.
+test-long: $(VENV)/.installed-dev
+	$(BIN)/$(PYTEST) -m long
 
 # The core's tests, on a wheel that was built where there are no plugins: it works without them.
 CORE := build/core
@@ -83,7 +88,7 @@ test-core: $(VENV)/.installed-dev
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > "$$($(CORE)/.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/libraries.pth"
 	$(CORE)/.venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps $(CORE)
-	cd $(CORE) && .venv/bin/python -m $(PYTEST) tests
+	cd $(CORE) && .venv/bin/python -m $(PYTEST) -m 'not long' tests
 
 # An environment of its own: TensorFlow takes 1.3 GB, and finecast works without it.
 $(TF_VENV)/.installed: pyproject.toml constraints.txt

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 
 import onnx
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -342,7 +342,7 @@ print(json.dumps({"counts": made.finecast_plan.counts, "left_out": [*found],
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(
     not {"avx512_vnni", "avx_vnni"} & set(environment().flags), reason="needs VNNI"
 )

@@ -182,7 +182,7 @@ print(json.dumps(float((got - own).norm() / own.norm())))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(
     not {"avx512_vnni", "avx_vnni"} & set(environment().flags), reason="needs VNNI"
 )
