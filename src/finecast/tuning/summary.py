@@ -19,7 +19,7 @@ from finecast.naming import enumerated, number_of, percent
 from finecast.numbers.formats import Format
 from finecast.planning.alternatives import largest_shares, told_shares
 from finecast.reports.base import TextTable, output_lines
-from finecast.reports.summary import next_faster, only_uncertified, prediction_off
+from finecast.reports.summary import kept_here, next_faster, prediction_off
 from finecast.terminal import Verbatim
 from finecast.tuning.explanation import groups
 from finecast.tuning.goal import MIN_SPEEDUP, Objective
@@ -88,8 +88,9 @@ def comparison(result: Result) -> TextTable:
 
 def _named(anchor: Anchor, result: Result) -> str:
     """An anchor's name, and why it is not taken, or how it becomes a plan."""
-    if not anchor.passed and only_uncertified(anchor.metric, result.conditions):
-        return f"{anchor.name} (not certified)"
+    if not anchor.passed and kept_here(anchor.metric, result.conditions):
+        certified = result.conditions.get("confidence") is not None
+        return f"{anchor.name} ({'not certified' if certified else 'by chance'})"
     if not anchor.passed:
         return f"{anchor.name} (loses too much)"
     as_plan = _as_plan(anchor, result)
@@ -131,6 +132,12 @@ def notes(result: Result) -> list[str]:
         lines += result.verified.decided
     if result.certificate is not None:
         lines.append(f"certified: {result.certificate}")
+    elif result.elsewhere is not None:
+        lost, expected = result.baseline.metric - result.tuned.metric, result.elsewhere
+        lines.append(
+            f"{result.metric} falls by {lost:.2g} on these data; on other data of this kind"
+            f" {expected.loss:.2g} is expected, give or take {expected.deviation:.1g}"
+        )
     lines += told_shares(largest_shares(result.plan))
     lines += _kept(result)
     products = result.kept_products
