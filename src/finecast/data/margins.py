@@ -38,6 +38,7 @@ class Margins:
 
     Attributes:
         sizes: float64[n], by how much fp32's decision is apart from another one; rising.
+        even: So many of the smallest sizes are taken to lie evenly between 0 and the next one.
         worth: float64[n], what is expected to be lost if it changes, from -1 to 1.
         moves: float64[m], by how much a model moves margins, to both sides; rising.
         samples: All samples, those whose decisions cannot change among them.
@@ -45,6 +46,7 @@ class Margins:
     """
 
     sizes: Floats
+    even: int
     worth: Floats
     moves: Floats
     samples: int
@@ -71,7 +73,8 @@ class Margins:
         if (signed < 0).any():
             worth, spread = _worth(sizes, signed > 0)
         return cls(
-            sizes=_evened(sizes),
+            sizes=sizes,
+            even=min(_EVEN, len(sizes) // 3),
             worth=worth,
             moves=np.sort(np.concatenate([moved, -moved])),
             samples=len(exact),
@@ -81,7 +84,12 @@ class Margins:
     def changed(self, scale: float = 1.0) -> Floats:
         """The chance that each decision changes, if moves are ``scale`` times as large."""
         below = np.searchsorted(self.moves, -self.sizes / scale, side="right")
-        return below / len(self.moves)
+        chances: Floats = below / len(self.moves)
+        reach = float(self.sizes[self.even])
+        if self.even and reach > 0:
+            within = np.clip(-scale * self.moves, 0.0, reach)
+            chances[: self.even] = float(within.mean()) / reach
+        return chances
 
     def lost(self, scale: float = 1.0) -> float:
         """The expected loss of the share of right decisions."""
@@ -114,16 +122,6 @@ class Margins:
         weight = own**2 / (own**2 + noise**2)
         both = max(soft + weight * (counted - soft), _LEAST_LEFT * soft)
         return both, own * float(np.sqrt(1 - weight))
-
-
-def _evened(sizes: Floats) -> Floats:
-    """The sizes with the smallest ones spread evenly from 0 on."""
-    count = min(_EVEN, max(len(sizes) // 3, 1), len(sizes) - 1)
-    if count < 2:
-        return sizes
-    even = sizes.copy()
-    even[:count] = (np.arange(count) + 0.5) / count * sizes[count]
-    return even
 
 
 def _worth(sizes: Floats, right: NDArray[np.bool_]) -> tuple[Floats, float]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from finecast.data.metrics import Expected
 from finecast.devices.targets import load_target
 from finecast.engines.exact import RELATIVE_ERROR
 from finecast.measure.environment import cpu_label, environment
@@ -86,6 +87,19 @@ def comparison(result: Result) -> TextTable:
     return TextTable(left=("",), right=(*heads, *gained), rows=rows, notes=notes(result))
 
 
+def _elsewhere(result: Result, expected: Expected) -> str:
+    """What is lost on the data given, and what is expected on other data."""
+    lost = result.baseline.metric - result.tuned.metric
+    here = f"falls by {lost:.2g}" if lost > 0 else f"rises by {-lost:.2g}" if lost else "stays"
+    more = f"{expected.loss:.1g} (+- {expected.deviation:.1g})"
+    if expected.loss + expected.deviation < _HARDLY:
+        more = f"less than {_HARDLY}"
+    return f"{result.metric} {here} on these data; on others expect it to fall by {more}"
+
+
+_HARDLY: Final = 0.0001
+
+
 def _named(anchor: Anchor, result: Result) -> str:
     """An anchor's name, and why it is not taken, or how it becomes a plan."""
     if not anchor.passed and kept_here(anchor.metric, result.conditions):
@@ -133,11 +147,7 @@ def notes(result: Result) -> list[str]:
     if result.certificate is not None:
         lines.append(f"certified: {result.certificate}")
     elif result.elsewhere is not None:
-        lost, expected = result.baseline.metric - result.tuned.metric, result.elsewhere
-        lines.append(
-            f"{result.metric} falls by {lost:.2g} on these data; on other data of this kind"
-            f" {expected.loss:.2g} is expected, give or take {expected.deviation:.1g}"
-        )
+        lines.append(_elsewhere(result, result.elsewhere))
     lines += told_shares(largest_shares(result.plan))
     lines += _kept(result)
     products = result.kept_products
