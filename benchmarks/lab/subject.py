@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.lab import assumptions as assumed
 from benchmarks.lab.simulation import Loaded, Simulation
+from finecast.data.metrics import Score
 from finecast.data.workload import Workload
 from finecast.engines.base import Array, Feeds, Session, TensorSpec
 from finecast.engines.probe import Speed
@@ -105,7 +106,14 @@ class SimulatedWorkload(Workload):
         plan = None if reference is None else session.plan
         outcomes = self.simulation.evaluate(session.loaded, plan)
         self.samples = len(outcomes.samples)
-        return self.simulation.net.value(outcomes)
+        margins = outcomes.margins
+        if margins is not None and outcomes.shifts is not None:
+            margins = margins + outcomes.shifts
+        if margins is not None and outcomes.right is not None and outcomes.second is not None:
+            wrong = np.where(outcomes.second, -margins, -np.inf)
+            margins = np.where(outcomes.right, margins, wrong)
+        value = self.simulation.net.value(outcomes)
+        return Score(value, margins={} if margins is None else {"y": margins})
 
     def calibration(self) -> Iterable[Feeds]:
         """All rows in one call."""

@@ -47,7 +47,8 @@ def checks(target: C) -> C:
         return cast("C", checking(target))
     options = options_of(target) if is_dataclass(target) else {}
     expected = {
-        name: (object, "") if option.convert and (option.many or not option.python)
+        name: (object, "")
+        if option.convert and (option.many or not option.python)
         else option.expected
         for name, option in options.items()
     }

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from finecast.data.criterion import Criterion, CriterionKind
+from finecast.data.metrics import Score
 from finecast.measure.study import Study
 from finecast.planning.plan import Plan
 from finecast.progress import silent
@@ -157,6 +159,23 @@ def test_an_evaluation_that_ends_its_process_is_one_trial(tmp_path: Path) -> Non
     assert made.lost == ["bad was left out: its evaluation crashed (SIGSEGV)"]
     assert made.evaluations == 3
     assert made.study.count() == 1
+
+
+def test_what_passed_by_chance_is_not_taken() -> None:
+    """No decision changed here, and moves as large as these change many elsewhere."""
+    rng = np.random.default_rng(0)
+    exact = np.sort(rng.exponential(size=100)) + 0.01
+    made = trials({}, [], tolerance=0.01)
+    made.baseline = Score(1.0, margins={"y": exact})
+    moves = np.where(np.arange(100) < 40, 0.0, rng.standard_normal(100))
+    large = Score(1.0, margins={"y": exact + 0.5 * moves})
+    small = Score(1.0, margins={"y": exact + 0.001 * rng.standard_normal(100)})
+    expected = made.elsewhere(large)
+    assert expected is not None
+    assert expected.loss > 0.01
+    assert not made.passing(large)
+    assert made.passing(small)
+    assert made.passing(1.0)  # of a trial of an earlier run margins are not known
 
 
 def test_time_is_no_reason_against_the_first_trial() -> None:

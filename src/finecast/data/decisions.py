@@ -43,6 +43,10 @@ NEAR: Final = 0.02
 that span them. A box near pixel 300 may be off by 6."""
 
 
+# Decisions whose margins are kept: of more of them a count tells as much.
+_MOST_MARGINS: Final = 1 << 20
+
+
 class _Share(MeanMetric):
     """The right decisions over all decisions; each is of one sample."""
 
@@ -51,12 +55,39 @@ class _Share(MeanMetric):
     def __init__(self) -> None:
         super().__init__()
         self._seen: set[Any] = set()  # the first decisions of the fp32 model that differ
+        self._margins: list[Floats] = []
+        self._without_margin = False
 
     def absorb(self, later: SumMetric) -> None:
         """Take the batches of another one."""
         super().absorb(later)
         assert isinstance(later, _Share)
         self._seen |= later._seen
+        self._margins += later._margins
+        self._without_margin |= later._without_margin
+
+    def margins(self) -> Floats | None:
+        """The margin of each decision: the right class' score less the largest other one.
+
+        None where decisions have none, or are too many to be kept.
+        """
+        count = sum(map(len, self._margins))
+        if self._without_margin or not 0 < count <= _MOST_MARGINS:
+            return None
+        return np.concatenate(self._margins)
+
+    def _keep_margins(self, scores: Array, right: Array, counted: Array) -> None:
+        """Keep the margins of decisions, where ``scores`` lie along the last axis."""
+        few = scores.ndim == 0 or scores.shape[-1] < 2
+        if scores.dtype.kind in "biuOSU" or few or self._without_margin:
+            self._without_margin, self._margins = True, []
+            return
+        wide = scores.astype(np.float64)
+        second, first = np.moveaxis(np.partition(wide, -2, axis=-1)[..., -2:], -1, 0)
+        own = np.take_along_axis(wide, np.where(counted, right, 0)[..., None], axis=-1)[..., 0]
+        with np.errstate(invalid="ignore"):  # Inf less Inf is no margin
+            margins = own - np.where(own == first, second, first)
+        self._margins.append(margins[np.broadcast_to(counted, margins.shape)])
 
     def _see(self, decided: Array) -> None:
         if len(self._seen) < 2:
@@ -117,6 +148,8 @@ class TopK(_Share):
         self._given.update(dict(zip(named.tolist(), counts[named].tolist(), strict=True)))
         top = _top(scores, self._k)
         self._see(top[..., 0])
+        if self._k == 1:
+            self._keep_margins(scores, given, given != IGNORED)
         hits = (top == given[..., None]).any(axis=-1)
         return self._terms_of(hits, given != IGNORED, nan=has_nan(scores))
 
@@ -260,6 +293,11 @@ class _Agreement(_Share):
     def agrees(self, got: Array, expected: Array, name: str) -> Array:
         """Which rows of two arrays of one shape agree."""
 
+    def keep_margins_of(self, got: Array, expected: Array, counted: Array) -> None:
+        """Keep the margins of decisions; by default there are none."""
+        del got, expected, counted
+        self._without_margin = True
+
     def terms(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
     ) -> Floats:
@@ -275,8 +313,11 @@ class _Agreement(_Share):
         fits = got.shape == expected.shape
         same = self.agrees(got if fits else expected, expected, name)
         same = np.logical_and(same, fits)
+        counted = is_counted(labels, same.shape)
+        self._without_margin |= not fits
+        self.keep_margins_of(got, expected, counted)
         nan = has_nan(got) or has_nan(expected)
-        return self._terms_of(same, is_counted(labels, same.shape), nan)
+        return self._terms_of(same, counted, nan)
 
     def doubts(self) -> tuple[str, ...]:
         """Warnings if there are few decisions, or all of fp32's are the same.
@@ -306,6 +347,11 @@ class Agreement(_Agreement):
         decided = _decisions(expected, name)
         self._see(decided)
         return np.asarray(_decisions(got, name) == decided)
+
+    def keep_margins_of(self, got: Array, expected: Array, counted: Array) -> None:
+        """Keep by how much the class that fp32 decides for is ahead."""
+        if got.shape == expected.shape:
+            self._keep_margins(got, _decisions(expected, ""), counted)
 
 
 @final
@@ -381,6 +427,11 @@ class Spearman:
                 ),
             )
         return warnings
+
+
+def margins_of(metric: object) -> Floats | None:
+    """The margins of the decisions that a metric is the share of; None of another metric."""
+    return metric.margins() if isinstance(metric, _Share) else None
 
 
 def _macro_f1(sums: Floats) -> Floats:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, Self
 
 import numpy as np
 
-from finecast.data.decisions import F1, Agreement, NearRows, Spearman, TopK
+from finecast.data.decisions import F1, Agreement, NearRows, Spearman, TopK, margins_of
 from finecast.data.distances import (
     Cosine,
     Divergence,
@@ -27,7 +27,8 @@ from finecast.data.distances import (
     counterpart,
 )
 from finecast.data.labels import is_one_hot
-from finecast.data.samples import Outputs, Samples
+from finecast.data.margins import Margins
+from finecast.data.samples import Floats, Outputs, Samples
 from finecast.engines.base import Array, Feeds
 from finecast.errors import UsageError
 from finecast.naming import enumerated, look_up
@@ -241,27 +242,67 @@ class Score(float):
 
     The value is that of the worst. A user's own metric is of no output: ``outputs`` is
     empty then. ``samples`` has what it was computed from, by output, as far as that is known;
-    of a user's own metric under an empty name.
+    of a user's own metric under an empty name. ``margins`` has, where each sample is decided,
+    the score of the right class less the largest other one, by output.
     """
 
     outputs: Mapping[str, float]
     samples: Mapping[str, Samples]
+    margins: Mapping[str, Floats]
 
     def __new__(
         cls,
         value: float,
         outputs: Mapping[str, float] | None = None,
         samples: Mapping[str, Samples] | None = None,
+        margins: Mapping[str, Floats] | None = None,
     ) -> Self:
         """A value, and the values by output that it was reduced from."""
         made = super().__new__(cls, value)
         made.outputs = MappingProxyType(dict(outputs or {}))
         made.samples = MappingProxyType(dict(samples or {}))
+        made.margins = MappingProxyType(dict(margins or {}))
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled with its outputs and samples: another process may have computed it."""
-        return Score, (float(self), dict(self.outputs), dict(self.samples))
+        known = dict(self.outputs), dict(self.samples), dict(self.margins)
+        return Score, (float(self), *known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a model is expected to lose on other data of the same kind.
+
+    Attributes:
+        loss: By how much its share of right decisions is below fp32's.
+        deviation: The deviation of that.
+    """
+
+    loss: float
+    deviation: float
+
+
+def expected_loss(exact: float, low: float) -> Expected | None:
+    """What is expected to be lost on other data, by the margins of decisions.
+
+    Args:
+        exact: The fp32 model's score.
+        low: Another model's, on the same data.
+
+    Returns:
+        None where the metric is no share of decisions, or margins are not known.
+    """
+    if not isinstance(exact, Score) or not isinstance(low, Score):
+        return None
+    name = next(iter(low.margins), "")
+    if name not in exact.margins or len(exact.margins[name]) != len(low.margins[name]):
+        return None
+    margins = Margins.of(exact.margins[name], low.margins[name])
+    if margins is None:
+        return None
+    loss, deviation = margins.loss(float(exact) - float(low))
+    return Expected(loss=loss, deviation=deviation)
 
 
 def by_output(value: float) -> dict[str, float]:
@@ -363,6 +404,7 @@ class Scoring:
             scores[order[0]] if order else math.nan,
             {name: scores[name] for name in order},
             sampled if len(sampled) == len(order) else None,
+            {n: m for n in order if (m := margins_of(self.totals[n])) is not None},
         )
 
     def doubts(self) -> tuple[str, ...]:

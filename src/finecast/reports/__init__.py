@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from finecast.reports.base import Report as Report
     from finecast.reports.base import TextTable as TextTable
     from finecast.reports.base import output_lines as output_lines
-    from finecast.reports.summary import only_uncertified as only_uncertified
+    from finecast.reports.summary import kept_here as kept_here
 else:
     __getattr__ = imported_on_use(__name__)
 

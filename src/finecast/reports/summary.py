@@ -354,10 +354,13 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     metric = f"{found['metric']} {_figure(one['metric'])}"
     missed = f"it misses {accuracy_asked(found)} with {metric}"
     conditions = found.get("conditions") or {}
-    if only_uncertified(one["metric"], conditions):
-        missed = (
-            f"it keeps {accuracy_asked(found)} on these data, with {metric}, but was not"
-            f" certified at {conditions['confidence']:.4g} confidence"
+    if kept_here(one["metric"], conditions):
+        missed = f"it keeps {accuracy_asked(found)} on these data, with {metric}, but "
+        confidence = conditions.get("confidence")
+        missed += (
+            f"was not certified at {confidence:.4g} confidence"
+            if confidence
+            else "is expected to lose more on other data"
         )
     known = {
         None: f"it was not evaluated on all data{error}",
@@ -392,16 +395,18 @@ def _times_as_good(
     return one["gain"] / own["gain"] if one and own and both else None
 
 
-def only_uncertified(metric: float | None, conditions: Mapping[str, Any]) -> bool:
-    """Whether what did not pass meets the limit on all data: it lacks a certificate alone.
+def kept_here(metric: float | None, conditions: Mapping[str, Any]) -> bool:
+    """Whether a plan that did not pass meets the limit on the data given.
+
+    It then lacks a certificate, where one was asked for, or is expected to lose more on other
+    data.
 
     Args:
         metric: Its metric on all data; None if that is not known.
-        conditions: Those of the search: ``target_metric``, and ``confidence`` if one was asked
-            for.
+        conditions: Those of the search: ``target_metric``.
     """
     least = conditions.get("target_metric")
-    if metric is None or least is None or not conditions.get("confidence"):
+    if metric is None or least is None:
         return False
     return metric >= least if conditions.get("higher_is_better", True) else metric <= least
 

@@ -131,6 +131,7 @@ class Conclusion:
             left_out=exact.left_out,
             gains=gains,
             certificate=self.trials.certificates.get(name),
+            elsewhere=self.trials.elsewhere(self.trials.metric(found.plan)),
             warnings=warnings,
             speedup=speed.median,
             speedup_spread=speed.high - speed.low,

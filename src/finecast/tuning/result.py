@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.data.certificates import Certificate
+from finecast.data.metrics import Expected
 from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
 from finecast.engines.exact import RELATIVE_ERROR
@@ -123,6 +124,8 @@ class Result(Report):
         objective: What the search minimised.
         trials: Plans that were evaluated, or taken from the study.
         certificate: The bound on the loss of accuracy, where a confidence was asked for.
+        elsewhere: What is expected to be lost on other data of the same kind, where the
+            margins of decisions tell it.
         evaluations: Evaluations on all data in this run.
         phases: The seconds of each phase of ``tune``, the longest first; they add up to
             ``seconds``.
@@ -180,6 +183,7 @@ class Result(Report):
     objective: Objective = Objective.LATENCY
     trials: tuple[Trial, ...] = ()
     certificate: Certificate | None = None
+    elsewhere: Expected | None = None
     evaluations: int = 0
     phases: Mapping[str, float] = field(default_factory=dict[str, float])
     probes: int = 0
@@ -463,6 +467,7 @@ class Result(Report):
             "evaluations": self.evaluations,
             "reused_trials": self.reused,
             "certificate": None if self.certificate is None else self.certificate.to_dict(),
+            "elsewhere": None if self.elsewhere is None else asdict(self.elsewhere),
             "probes": self.probes,
             "reused_sensitivities": list(self.reused_sensitivities),
             "phases_s": dict(self.phases),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from finecast.data.metrics import Expected
 from finecast.devices.targets import load_target
 from finecast.engines.exact import RELATIVE_ERROR
 from finecast.measure.environment import cpu_label, environment
@@ -19,7 +20,7 @@ from finecast.naming import enumerated, number_of, percent
 from finecast.numbers.formats import Format
 from finecast.planning.alternatives import largest_shares, told_shares
 from finecast.reports.base import TextTable, output_lines
-from finecast.reports.summary import next_faster, only_uncertified, prediction_off
+from finecast.reports.summary import kept_here, next_faster, prediction_off
 from finecast.terminal import Verbatim
 from finecast.tuning.explanation import groups
 from finecast.tuning.goal import MIN_SPEEDUP, Objective
@@ -86,10 +87,24 @@ def comparison(result: Result) -> TextTable:
     return TextTable(left=("",), right=(*heads, *gained), rows=rows, notes=notes(result))
 
 
+def _elsewhere(result: Result, expected: Expected) -> str:
+    """What is lost on the data given, and what is expected on other data."""
+    lost = result.baseline.metric - result.tuned.metric
+    here = f"falls by {lost:.2g}" if lost > 0 else f"rises by {-lost:.2g}" if lost else "stays"
+    more = f"{expected.loss:.1g} (+- {expected.deviation:.1g})"
+    if expected.loss + expected.deviation < _HARDLY:
+        more = f"less than {_HARDLY}"
+    return f"{result.metric} {here} on these data; on others expect it to fall by {more}"
+
+
+_HARDLY: Final = 0.0001
+
+
 def _named(anchor: Anchor, result: Result) -> str:
     """An anchor's name, and why it is not taken, or how it becomes a plan."""
-    if not anchor.passed and only_uncertified(anchor.metric, result.conditions):
-        return f"{anchor.name} (not certified)"
+    if not anchor.passed and kept_here(anchor.metric, result.conditions):
+        certified = result.conditions.get("confidence") is not None
+        return f"{anchor.name} ({'not certified' if certified else 'by chance'})"
     if not anchor.passed:
         return f"{anchor.name} (loses too much)"
     as_plan = _as_plan(anchor, result)
@@ -131,6 +146,8 @@ def notes(result: Result) -> list[str]:
         lines += result.verified.decided
     if result.certificate is not None:
         lines.append(f"certified: {result.certificate}")
+    elif result.elsewhere is not None:
+        lines.append(_elsewhere(result, result.elsewhere))
     lines += told_shares(largest_shares(result.plan))
     lines += _kept(result)
     products = result.kept_products

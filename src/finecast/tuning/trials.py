@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
-from finecast.data.metrics import Score
+from finecast.data.metrics import Expected, Score, expected_loss
 from finecast.data.workload import Workload, nonfinite_data
 from finecast.errors import ModelError, UsageError
 from finecast.measure.study import Study, Trial, TrialKey
@@ -218,7 +218,18 @@ class Trials:
         """Whether this metric meets the criterion; certified plans alone, once some are."""
         if self.certifier is not None and isinstance(metric, Score):
             return self.certifier.passes(metric)
-        return self._criterion.passes(metric, self.baseline)
+        expected = self.elsewhere(metric)
+        by_luck = expected is not None and expected.loss > self._allowed
+        return self._criterion.passes(metric, self.baseline) and not by_luck
+
+    def elsewhere(self, metric: float) -> Expected | None:
+        """What is expected to be lost on other data; None where margins are not known."""
+        return expected_loss(self.baseline, metric)
+
+    @property
+    def _allowed(self) -> float:
+        """What may be lost of the metric."""
+        return abs(self.baseline - self.target)
 
     def certify(self) -> str:
         """Certify the plans that passed; no other one passes from now on.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
-from finecast.reports import only_uncertified
+from finecast.reports import kept_here
 from finecast.terminal import safe
 
 _WIDTH: Final = 720
@@ -69,7 +69,8 @@ def points_of(found: Mapping[str, Any]) -> list[PlotPoint]:
         latency_ms = last["latency_ms"] if last else scale * (plan["latency_ms"] or 0.0)
         if latency_ms and error is not None:
             kind = {None: "timed", True: "passed", False: "failed"}[plan["passed"]]
-            if kind == "failed" and only_uncertified(plan.get("metric"), conditions):
+            proves = kind == "failed" and conditions.get("confidence")
+            if proves and kept_here(plan.get("metric"), conditions):
                 kind = "uncertified"
             speed = baseline / latency_ms
             points.append(PlotPoint(error=error, speed=speed, kind=kind, name=plan["name"]))
