@@ -271,7 +271,7 @@ class Score(float):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedLoss:
     """What a model is expected to lose on other data of the same kind.
 
     Attributes:
@@ -283,7 +283,7 @@ class Expected:
     deviation: float
 
 
-def expected_loss(exact: float, low: float) -> Expected | None:
+def expected_loss(exact: float, low: float) -> ExpectedLoss | None:
     """What is expected to be lost on other data, by the margins of decisions.
 
     Args:
@@ -302,7 +302,7 @@ def expected_loss(exact: float, low: float) -> Expected | None:
     if margins is None:
         return None
     loss, deviation = margins.loss(float(exact) - float(low))
-    return Expected(loss=loss, deviation=deviation)
+    return ExpectedLoss(loss=loss, deviation=deviation)
 
 
 def by_output(value: float) -> dict[str, float]:

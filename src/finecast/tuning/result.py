@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.data.certificates import Certificate
-from finecast.data.metrics import Expected
+from finecast.data.metrics import ExpectedLoss
 from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
 from finecast.engines.exact import RELATIVE_ERROR
@@ -183,7 +183,7 @@ class Result(Report):
     objective: Objective = Objective.LATENCY
     trials: tuple[Trial, ...] = ()
     certificate: Certificate | None = None
-    elsewhere: Expected | None = None
+    elsewhere: ExpectedLoss | None = None
     evaluations: int = 0
     phases: Mapping[str, float] = field(default_factory=dict[str, float])
     probes: int = 0

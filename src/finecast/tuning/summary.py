@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from finecast.data.metrics import Expected
+from finecast.data.metrics import ExpectedLoss
 from finecast.devices.targets import load_target
 from finecast.engines.exact import RELATIVE_ERROR
 from finecast.measure.environment import cpu_label, environment
@@ -87,7 +87,7 @@ def comparison(result: Result) -> TextTable:
     return TextTable(left=("",), right=(*heads, *gained), rows=rows, notes=notes(result))
 
 
-def _elsewhere(result: Result, expected: Expected) -> str:
+def _elsewhere(result: Result, expected: ExpectedLoss) -> str:
     """What is lost on the data given, and what is expected on other data."""
     lost = result.baseline.metric - result.tuned.metric
     here = f"falls by {lost:.2g}" if lost > 0 else f"rises by {-lost:.2g}" if lost else "stays"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
-from finecast.data.metrics import Expected, Score, expected_loss
+from finecast.data.metrics import ExpectedLoss, Score, expected_loss
 from finecast.data.workload import Workload, nonfinite_data
 from finecast.errors import ModelError, UsageError
 from finecast.measure.study import Study, Trial, TrialKey
@@ -222,7 +222,7 @@ class Trials:
         by_luck = expected is not None and expected.loss > self._allowed
         return self._criterion.passes(metric, self.baseline) and not by_luck
 
-    def elsewhere(self, metric: float) -> Expected | None:
+    def elsewhere(self, metric: float) -> ExpectedLoss | None:
         """What is expected to be lost on other data; None where margins are not known."""
         return expected_loss(self.baseline, metric)
 
