@@ -29,7 +29,7 @@ def calls_of(module: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
     for name in module.__all__:
         public: Any = getattr(module, name, None)
         called = inspect.isfunction(public) or name in CONSTRUCTED
-        if called and inspect.signature(public).parameters:
+        if public is not None and called and inspect.signature(public).parameters:
             yield f"{module.__name__}.{name}", public
 
 

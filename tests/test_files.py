@@ -73,7 +73,7 @@ def test_what_is_read_is_not_written(
 def test_no_file_is_written_twice(tmp_path: Path, name: Callable[[Path], Path]) -> None:
     files = CommandFiles(force=True)
     files.write("-o", tmp_path / "new")
-    with pytest.raises(UsageError, match="--plan-out and -o are the same file"):
+    with pytest.raises(UsageError, match="plan_out and -o are the same file"):
         files.write("--plan-out", name(tmp_path / "new"))
 
 
@@ -105,7 +105,7 @@ def test_nothing_is_written_into_a_folder_that_is_read(tmp_path: Path, first: st
         "write": lambda: files.write("--output", within),
     }
     claims.pop(first)()
-    with pytest.raises(UsageError, match="--output is in a folder that is read"):
+    with pytest.raises(UsageError, match="output is in a folder that is read"):
         claims.popitem()[1]()
     beside = CommandFiles(force=True)
     beside.read("MODEL", folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -101,6 +102,9 @@ def test_the_core_registers_what_it_has_by_the_same_values() -> None:
     assert {verb.name for verb in CORE.verbs} <= {*VERBS}
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("finecast_tensorflow") is None, reason="Keras is a plugin's"
+)
 def test_a_module_is_an_attribute_or_says_what_it_needs() -> None:
     """``finecast.keras`` was said to be no attribute, and ``import finecast.keras`` works."""
     assert finecast.errors is importlib.import_module("finecast.errors")

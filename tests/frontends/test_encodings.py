@@ -256,7 +256,8 @@ def test_the_pipeline_converts_to_it_for_an_engine(
     data = [{"x": X[:40]}, {"x": X[40:]}]
     done = api.convert(model, out, POLICY, data=data, engine="openvino")
     plan = planned(model)[1]
-    assert done.plan.encodings == plan.encodings != {}
+    # Ops of a branch that no sample takes keep fp32.
+    assert {} != done.plan.encodings.items() <= plan.encodings.items()
     assert done.verified.relative_error is not None
     assert 0 < done.verified.relative_error < 0.2
-    assert np.array_equal(run(out)["y"], run(written(model, plan))["y"])
+    assert np.array_equal(run(out)["y"], run(written(model, done.plan))["y"])

@@ -103,7 +103,7 @@ def test_a_plan_says_which_it_was_made_for(frozen: bool) -> None:
 
 
 def test_models_of_other_libraries_have_no_such_weights() -> None:
-    with pytest.raises(UsageError, match="--freeze-inputs is for ONNX models alone"):
+    with pytest.raises(UsageError, match="freeze_inputs=True is for ONNX models alone"):
         finecast.load(chain(), freeze_inputs=True)
 
 

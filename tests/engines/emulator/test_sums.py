@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 from onnx import parser
 
@@ -32,7 +33,8 @@ pairs (float[N, 1, 2] x, float[N, 2, 1] w) => (float[N, 1, 1] y) { y = MatMul(x,
 def flushing(fmt: Format) -> Target:
     """trn2, but its products take subnormals of ``fmt`` as zero."""
     target = load_target("trn2")
-    engine = replace(target.engine(EngineRole.MATMUL), flushes_subnormals=frozenset({fmt}))
+    matmul = target.engine(EngineRole.MATMUL)
+    engine = structs.replace(matmul, flushes_subnormals=frozenset({fmt}))
     return replace(target, engines={**target.engines, EngineRole.MATMUL: engine})
 
 
