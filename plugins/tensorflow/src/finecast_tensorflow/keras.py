@@ -28,7 +28,7 @@ _MARK: Final = re.compile(r"finecast_layer_(\d+)_")
 
 
 @checks
-def apply_plan(model: Any, plan: Plan) -> dict[str, str]:
+def apply_plan(model: Any, plan: Plan | None) -> dict[str, str]:
     """Give each layer of a Keras model the dtype policy that is nearest to a plan.
 
     Law: a layer computes in a low format if the plan gives that format to all of its products,
@@ -38,7 +38,8 @@ def apply_plan(model: Any, plan: Plan) -> dict[str, str]:
 
     Args:
         model: A built Keras model.
-        plan: A plan of this model or of its export: weights may differ, ops may not.
+        plan: A plan of this model or of its export: weights may differ, ops may not. None, as
+            where no plan helps, is refused.
 
     Returns:
         The policy of each layer whose ops the plan decides, by the layer's path.
@@ -50,7 +51,7 @@ def apply_plan(model: Any, plan: Plan) -> dict[str, str]:
     """
     if not hasattr(model, "_flatten_layers"):
         raise UsageError(f"{kind_of(model)} is no Keras model", fix="give one")
-    if not hasattr(plan, "decisions"):  # what has no types may give none
+    if plan is None:
         raise UsageError(
             f"{kind_of(plan)} is no plan",
             fix="give the plan of a conversion; a model of tune's has none where"
