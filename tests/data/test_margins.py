@@ -71,6 +71,12 @@ def test_a_model_that_changes_nothing_is_expected_to_lose_nothing() -> None:
     assert margins.loss(0.0)[0] == 0.0
 
 
+def test_a_tie_that_nothing_moves_stays_as_it_is() -> None:
+    margins = Margins.of(np.zeros(8), np.zeros(8))
+    assert margins is not None
+    assert margins.loss(0.0)[0] == 0.0
+
+
 def test_without_margins_nothing_is_known() -> None:
     nowhere = np.full(5, -np.inf)
     assert Margins.of(nowhere, nowhere) is None

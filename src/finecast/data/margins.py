@@ -83,7 +83,7 @@ class Margins:
 
     def changed(self, scale: float = 1.0) -> Floats:
         """The chance that each decision changes, if moves are ``scale`` times as large."""
-        below = np.searchsorted(self.moves, -self.sizes / scale, side="right")
+        below = np.searchsorted(self.moves, -self.sizes / scale, side="left")
         chances: Floats = below / len(self.moves)
         reach = float(self.sizes[self.even])
         if self.even and reach > 0:
