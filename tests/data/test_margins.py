@@ -46,9 +46,10 @@ def test_margins_tell_more_of_other_data_than_a_count_does(noise: float) -> None
 
 @given(st.integers(0, 1000), st.floats(0.01, 1.0))
 def test_larger_moves_change_more_decisions(seed: int, noise: float) -> None:
-    margins = Margins.of(*population(seed, 100, noise))
-    assert margins is not None
-    chances = [margins.changed(scale) for scale in (0.5, 1.0, 2.0)]
+    exact, low = population(seed, 100, noise)
+    scaled = [Margins.of(exact, exact + scale * (low - exact)) for scale in (0.5, 1.0, 2.0)]
+    chances = [margins.changed() for margins in scaled if margins is not None]
+    assert len(chances) == 3
     assert all((small <= large).all() for small, large in pairwise(chances))
     assert all(((chance >= 0) & (chance <= 1)).all() for chance in chances)
 

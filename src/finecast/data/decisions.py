@@ -82,12 +82,17 @@ class _Share(MeanMetric):
         if scores.dtype.kind in "biuOSU" or few or self._without_margin:
             self._without_margin, self._margins = True, []
             return
-        wide = scores.astype(np.float64)
-        second, first = np.moveaxis(np.partition(wide, -2, axis=-1)[..., -2:], -1, 0)
-        own = np.take_along_axis(wide, np.where(counted, right, 0)[..., None], axis=-1)[..., 0]
+        wide = scores.astype(np.result_type(scores.dtype, np.float32))
+        own = np.take_along_axis(
+            wide, np.where(counted, right, 0).astype(np.intp)[..., None], axis=-1
+        )
+        best = wide.argmax(axis=-1)[..., None]
+        first = np.take_along_axis(wide, best, axis=-1)
+        np.put_along_axis(wide, best, -np.inf, axis=-1)
+        other = np.where(own == first, wide.max(axis=-1, keepdims=True), first)
         with np.errstate(invalid="ignore"):  # Inf less Inf is no margin
-            margins = own - np.where(own == first, second, first)
-        self._margins.append(margins[np.broadcast_to(counted, margins.shape)])
+            margins = (own.astype(np.float64) - other)[..., 0]
+        self._margins.append(margins[np.broadcast_to(counted.astype(bool), margins.shape)])
 
     def _see(self, decided: Array) -> None:
         if len(self._seen) < 2:
@@ -290,13 +295,11 @@ class _Agreement(_Share):
     """
 
     @abstractmethod
-    def agrees(self, got: Array, expected: Array, name: str) -> Array:
-        """Which rows of two arrays of one shape agree."""
+    def agrees(self, got: Array, expected: Array, name: str) -> tuple[Array, Array | None]:
+        """Which rows of two arrays of one shape agree, and what fp32 decides in each.
 
-    def keep_margins_of(self, got: Array, expected: Array, counted: Array) -> None:
-        """Keep the margins of decisions; by default there are none."""
-        del got, expected, counted
-        self._without_margin = True
+        None where rows are no decisions.
+        """
 
     def terms(
         self, outputs: Outputs, labels: Array | None, reference: Outputs | None
@@ -311,11 +314,13 @@ class _Agreement(_Share):
         name, got = _first(outputs)
         expected = counterpart(reference, name)
         fits = got.shape == expected.shape
-        same = self.agrees(got if fits else expected, expected, name)
+        same, decided = self.agrees(got if fits else expected, expected, name)
         same = np.logical_and(same, fits)
         counted = is_counted(labels, same.shape)
-        self._without_margin |= not fits
-        self.keep_margins_of(got, expected, counted)
+        if decided is None or not fits:
+            self._without_margin = True
+        else:
+            self._keep_margins(got, decided, counted)
         nan = has_nan(got) or has_nan(expected)
         return self._terms_of(same, counted, nan)
 
@@ -338,7 +343,7 @@ class Agreement(_Agreement):
     without a partner, of either model.
     """
 
-    def agrees(self, got: Array, expected: Array, name: str) -> Array:
+    def agrees(self, got: Array, expected: Array, name: str) -> tuple[Array, Array | None]:
         """Where the largest score is of the same class.
 
         Raises:
@@ -346,12 +351,7 @@ class Agreement(_Agreement):
         """
         decided = _decisions(expected, name)
         self._see(decided)
-        return np.asarray(_decisions(got, name) == decided)
-
-    def keep_margins_of(self, got: Array, expected: Array, counted: Array) -> None:
-        """Keep by how much the class that fp32 decides for is ahead."""
-        if got.shape == expected.shape:
-            self._keep_margins(got, _decisions(expected, ""), counted)
+        return np.asarray(_decisions(got, name) == decided), decided
 
 
 @final
@@ -361,11 +361,11 @@ class NearRows(_Agreement):
     It is the agreement of numbers that are no scores, as the coordinates of boxes.
     """
 
-    def agrees(self, got: Array, expected: Array, name: str) -> Array:
+    def agrees(self, got: Array, expected: Array, name: str) -> tuple[Array, Array | None]:
         """Where ||y - r|| is at most that share of ||r||."""
         y, r = (array.astype(np.float64) for array in (got, expected))
         size = np.linalg.norm(np.where(np.isfinite(r), r, 0.0), axis=-1)
-        return np.asarray(np.linalg.norm(difference(y, r), axis=-1) <= NEAR * size)
+        return np.asarray(np.linalg.norm(difference(y, r), axis=-1) <= NEAR * size), None
 
 
 @final

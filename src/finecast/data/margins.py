@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from finecast.data.samples import Floats
 
 # Samples next to the border among which margins are taken to lie evenly.
 _EVEN: Final = 30
@@ -24,11 +24,13 @@ _EVEN: Final = 30
 _BIAS: Final = 0.1
 # The weakest belief in a slope, so that the regression of few samples has an answer.
 _WEAK: Final = (0.5, 0.05)
+# Newton's steps of the regression, which needs some six.
 _STEPS: Final = 25
 # The least that a changed decision is taken to lose: nothing would say that any change may be.
 _LEAST_WORTH: Final = 0.02
 # The least share of the loss by the margins that a count may correct it to.
 _LEAST_LEFT: Final = 0.2
+# The largest deviation of what a changed decision loses, relative to that.
 _MOST_OFF: Final = 1.5
 
 
@@ -81,41 +83,24 @@ class Margins:
             deviation=float(np.sqrt(1 / _EVEN + _BIAS**2 + spread**2)),
         )
 
-    def changed(self, scale: float = 1.0) -> Floats:
-        """The chance that each decision changes, if moves are ``scale`` times as large."""
-        below = np.searchsorted(self.moves, -self.sizes / scale, side="left")
-        chances: Floats = below / len(self.moves)
+    def changed(self) -> Floats:
+        """The chance that each decision changes."""
+        chances: Floats = np.searchsorted(self.moves, -self.sizes, side="left") / len(
+            self.moves
+        )
         reach = float(self.sizes[self.even])
         if self.even and reach > 0:
-            within = np.clip(-scale * self.moves, 0.0, reach)
-            chances[: self.even] = float(within.mean()) / reach
+            chances[: self.even] = float(np.clip(-self.moves, 0.0, reach).mean()) / reach
         return chances
-
-    def lost(self, scale: float = 1.0) -> float:
-        """The expected loss of the share of right decisions."""
-        return float(self.changed(scale) @ self.worth) / self.samples
-
-    def noise(self, scale: float = 1.0) -> float:
-        """The deviation of what a count on these samples loses from what is expected."""
-        return float(np.sqrt(self.changed(scale).sum())) / self.samples
-
-    def log_scale(self, loss: float) -> float:
-        """The logarithm of the scale at which so much is expected to be lost."""
-        least, most = np.log(1e-4), np.log(1e4)
-        for _ in range(40):
-            middle = (least + most) / 2
-            if self.lost(float(np.exp(middle))) > loss:
-                most = middle
-            else:
-                least = middle
-        return float(least + most) / 2
 
     def loss(self, counted: float) -> tuple[float, float]:
         """The expected loss on other data, and its deviation, where ``counted`` was lost here.
 
         Margins and count are weighed by how well either is known.
         """
-        soft, noise = self.lost(), self.noise()
+        changed = self.changed()
+        soft = float(changed @ self.worth) / self.samples
+        noise = float(np.sqrt(changed.sum())) / self.samples  # of a count on these samples
         own = soft * self.deviation
         if not own or not noise:
             return soft, noise

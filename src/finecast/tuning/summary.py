@@ -87,6 +87,10 @@ def comparison(result: Result) -> TextTable:
     return TextTable(left=("",), right=(*heads, *gained), rows=rows, notes=notes(result))
 
 
+_HARDLY: Final = 0.0001
+"""A loss that is not told as a number."""
+
+
 def _elsewhere(result: Result, expected: ExpectedLoss) -> str:
     """What is lost on the data given, and what is expected on other data."""
     lost = result.baseline.metric - result.tuned.metric
@@ -95,9 +99,6 @@ def _elsewhere(result: Result, expected: ExpectedLoss) -> str:
     if expected.loss + expected.deviation < _HARDLY:
         more = f"less than {_HARDLY}"
     return f"{result.metric} {here} on these data; on others expect it to fall by {more}"
-
-
-_HARDLY: Final = 0.0001
 
 
 def _named(anchor: Anchor, result: Result) -> str:
