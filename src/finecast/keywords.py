@@ -186,6 +186,7 @@ class ConvertModuleKeywords(TypedDict, total=False):
     target: Emulation | str | None
     progress: Progress | bool
     user_rules: Mapping[str, UserRule] | None
+    verify: bool
 
 
 class EmulateKeywords(JudgingKeywords, LoadKeywords, total=False):

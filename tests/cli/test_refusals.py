@@ -70,7 +70,7 @@ def test_refused_with_the_first_op_that_goes_wrong(
     assert says in answer.err
     assert f"first at '{first}'" in answer.err
     assert "--no-verify" in answer.err
-    assert "the inputs were random numbers: --data FILE.npz" in answer.err
+    assert "the inputs were random numbers or examples: --data FILE.npz" in answer.err
     assert not out.exists()
     assert convert(finecast, net, out, "fp16", "--no-verify", engine=device).code == 0
     assert out.exists()

@@ -164,6 +164,10 @@ def test_a_conversion_on_data_keeps_it_in_fp32(
     done = finecast.convert(path, policy=f"all:{low}", data=data, verify=False)
     found = formats(done.plan)
     assert {found.pop("mm"), found.pop("square")} == {"fp32"}
+    # What the branch gives may be beyond fp16, and what reads it would cast it.
+    readers = {"after", "y"} | ({"inside"} if name == "nested" else set[str]())
+    beside = {node: found.pop(node) for node in readers & found.keys()}
+    assert set(beside.values()) == {"bf16" if low == "bf16" else "fp32"}
     assert set(found.values()) == {low}
     (said,) = (text for text in done.warnings if "no sample" in text)
     assert said.startswith("'mm', 'square', ")

@@ -56,6 +56,7 @@ def test_weights_whose_paths_differ_in_a_dot_have_low_copies_of_their_own() -> N
     torch.testing.assert_close(low(x), net(x), rtol=0.1, atol=0.1)
 
 
+@pytest.mark.filterwarnings("ignore:the inputs cannot tell")  # the mask is all that counts
 @pytest.mark.parametrize("kind", ["buffer", "parameter"])
 def test_a_mask_stays_finite(kind: str) -> None:
     class Masked(nn.Module):

@@ -420,12 +420,13 @@ def _by_statistics(graph: Graph, node: Node, here: _Scaled) -> tuple[Normal | No
     added = np.zeros(1) if bias is None else bias.reshape(-1)
     statistics, before = _normalized(graph, node)
     if statistics is not None:
+        known = _flat(added, statistics[0].size)
         return _before_product(
-            node, here, weights, (statistics[0] - added, statistics[1])
+            node, here, weights, (statistics[0] - known, statistics[1])
         ), True
     # Weights that a norm was folded into give numbers about 0 and 1. Without a norm they do
     # so, too, for inputs about 0 and 1: other inputs alone show that there was one.
-    mean = -added - before
+    mean = -added - (before if added.size == 1 else _flat(before, added.size))
     guess = _before_product(node, here, weights, (mean, np.ones(mean.size)))
     return (guess if guess is not None and guess.mean.min() > _FAR else None), False
 
@@ -474,12 +475,14 @@ def _normalized(graph: Graph, product: Node) -> tuple[tuple[Floats, Floats] | No
 def _undone(statistics: tuple[Floats, Floats], behind: _Scaled) -> tuple[Floats, Floats]:
     """Mean and variance by channel, before what is done between a product and its norm."""
     count = statistics[0].size
-    scale, shift = (
-        array.reshape(-1) if array.size in (1, count) else np.median(array).reshape(1)
-        for array in (behind.scale, behind.shift)
-    )
+    scale, shift = _flat(behind.scale, count), _flat(behind.shift, count)
     with np.errstate(all="ignore"):
         return (statistics[0] - shift) / scale, statistics[1] / scale**2
+
+
+def _flat(array: Floats, count: int) -> Floats:
+    """One number for each of ``count`` channels, or one for all: their median."""
+    return array.reshape(-1) if array.size in (1, count) else np.median(array).reshape(1)
 
 
 def _before_product(

@@ -47,7 +47,9 @@ _FIX: Final = (
 
 _ON_DATA: Final = "Verify the model on data of its own: --data FILE.npz, or `tune`"
 
-_RANDOM: Final = "; the inputs were random numbers: --data FILE.npz verifies with yours"
+_RANDOM: Final = (
+    "; the inputs were random numbers or examples: --data FILE.npz verifies with yours"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +205,7 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
     bounds = expected(graph, case.formats)
     fault, warnings = _fault(case, bounds, got, wanted)
     if fault is None:
-        inputs = "random inputs" if case.random else "these inputs"
+        inputs = "random inputs or examples" if case.random else "these inputs"
         nans = (f"{text}. {_ON_DATA}" for text in nan_outputs(wanted, inputs))
         return *nans, *warnings, *_untold(case, bounds, got, wanted)
     if fault.chooser is not None and not fault.engine:  # no op is wrong: it has too few digits
@@ -335,6 +337,8 @@ def _lost(_: int, found: Deviation, limit: float) -> bool:
 
 def _untold(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
     """A warning if the inputs leave lowered outputs as they are, errors or none."""
+    if not case.pair.built.plan.lowers:
+        return ()
     ids = {v.name: v.id for v in case.applied.graph.outputs}
 
     def near() -> Outputs | None:

@@ -41,7 +41,7 @@ from finecast.native.conversion_notes import (
 from finecast.native.device import plan_time_s
 from finecast.native.gains import Gain, range_gain
 from finecast.native.integers import check_calibrated, drop_unfit
-from finecast.native.observing import observe_for_rules
+from finecast.native.observing import facts_for_rules
 from finecast.native.planning import (
     Judging,
     check_stated,
@@ -168,8 +168,8 @@ class Converter:
             prepared = source.prepare(policy)
             check_stated(policy, engine, prepared)
             check_calibrated(policy, data)
-            guided = data and (policy.scope is not Scope.NONE or policy.op_formats)
-            facts = observe_for_rules(prepared, lambda: data) if guided else {}
+            lowers = policy.scope is not Scope.NONE or policy.op_formats
+            facts = facts_for_rules(prepared, data, source.examples) if lowers else {}
             judged, plan, gain = self._ranged(prepared, request, facts)
             planner = judged.planner
             adjuster = Adjuster(model=judged.prepared, batches=lambda: data)

@@ -32,7 +32,7 @@ from finecast.native.emulated import EmulatedSubject, NativeProgram
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.inner_decisions import MOST_SAMPLES
 from finecast.native.model import Judgement, LowModel, OpenedModel, RunOptions
-from finecast.native.observing import observe, observe_for_rules
+from finecast.native.observing import facts_for_rules, observe
 from finecast.native.planning import Judging, make_planner
 from finecast.native.returning import BesideLow
 from finecast.native.source import (
@@ -302,7 +302,7 @@ def judged(
     runner = engine if device is None else EmulatorEngine(emulation=device)
     policy, notes = drop_slow_formats(policy, partial(speed_of, runner), rules)
     prepared = source.prepare(policy)
-    facts = observe_for_rules(prepared, lambda: batches) if batches else {}
+    facts = facts_for_rules(prepared, batches, source.examples)
     planner = make_planner(prepared, policy, engine, Judging(facts=facts, user_rules=rules))
     plan = planner.lowest()
     slow = (speed_of(runner, fmt) for fmt in policy.formats if fmt in plan.low_formats)

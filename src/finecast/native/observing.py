@@ -29,14 +29,53 @@ _GUESSED_BYTES: Final = 4 << 20
 _AT_ONCE: Final = 2
 
 
+def facts_for_rules(
+    prepared: PreparedModel, data: Sequence[Feeds], examples: Feeds | None
+) -> dict[int, ValueFacts]:
+    """Facts by which rules judge ops: all on the data, else what the examples do not run."""
+    if data:
+        return observe_for_rules(prepared, lambda: data)
+    if examples is None:
+        return {}
+    return observe_for_rules(prepared, lambda: [examples], ranges=False)
+
+
 def observe_for_rules(
     prepared: PreparedModel,
     batches: Callable[[], Iterable[Feeds]],
     *,
+    ranges: bool = True,
     on_step: Callable[[int, int], None] | None = None,
 ) -> dict[int, ValueFacts]:
-    """The facts by which rules judge ops: those of ``observe`` and of ``unseen``."""
-    return observe(prepared, batches, on_step=on_step) | unseen(prepared, batches)
+    """The facts of ``observe`` and of ``unseen``.
+
+    Without ``ranges``, where they are not needed, those of ``empty`` and of ``unseen``: models
+    without bodies, whose sizes no numbers decide, are not run then.
+    """
+    if ranges:
+        return observe(prepared, batches, on_step=on_step) | unseen(prepared, batches)
+    return empty(prepared, batches) | unseen(prepared, batches)
+
+
+def empty(
+    prepared: PreparedModel, batches: Callable[[], Iterable[Feeds]]
+) -> dict[int, ValueFacts]:
+    """Facts of the values without an element in every batch, as those of unused experts.
+
+    Only values whose sizes cannot be inferred are looked at, until each had an element.
+    """
+    names, facts = prepared.observable(), dict[int, ValueFacts]()
+    waiting: list[str] | None = None
+    for feeds in batches():
+        if waiting is None:
+            sized = prepared.static_shapes({n: a.shape for n, a in feeds.items()})
+            waiting = [name for name in names if name not in sized]
+        seen = _show_first(prepared, names, waiting, feeds) if waiting else {}
+        facts = {i: f for i, f in seen.items() if not f.count}
+        waiting = [name for name in waiting if names[name] in facts]
+        if not waiting:
+            break
+    return facts
 
 
 def unseen(

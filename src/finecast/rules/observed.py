@@ -1,4 +1,8 @@
-"""Observed values have to fit the format's range, unless what leaves it changes no result."""
+"""Observed values have to fit the format's range, unless what leaves it changes no result.
+
+What a body gives that no sample runs was not observed: where it is read, the data shows the
+numbers of another branch alone, and those of its own may be any.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,15 @@ from typing import Final
 
 import numpy as np
 
-from finecast.graph import SCALARS, Graph, Node, Value
+from finecast.graph import PHI, SCALARS, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import OpKind, by_name
 from finecast.rules.base import ANY, KEEP, Context, Rule, Ruling
 from finecast.rules.constants import DIVISORS, scalars
 from finecast.rules.facts import Facts
+from finecast.rules.scaled_operands import origin
+from finecast.rules.unseen import is_unseen
 
 # If more than half of the nonzero numbers become 0, the relative error of most of the value
 # is no longer bounded by the format's epsilon.
@@ -48,6 +54,14 @@ def divided_by(graph: Graph, value: Value) -> Node | None:
 
 def _judge(node: Node, context: Context) -> Ruling | None:
     graph, low = context.graph, context.low
+    if low.has_less_range and not is_unseen(graph, node, context.facts):
+        for value in graph.following_inputs(node):
+            source = _unseen_source(graph, value, context.facts)
+            if source is not None:
+                text = (
+                    f"{source.name} may give {value.name}, and no sample of the data runs it"
+                )
+                return Ruling(permits=KEEP, text=text)
     harmless: Ruling | None = None
     for value in (*graph.following_inputs(node), *graph.following_outputs(node)):
         facts = context.facts.get(value.id)
@@ -85,6 +99,22 @@ def _judge(node: Node, context: Context) -> Ruling | None:
                 evidence={"share": lost / nonzero, "limit": low.smallest_subnormal},
             )
     return harmless
+
+
+def _unseen_source(graph: Graph, value: Value, facts: Facts) -> Node | None:
+    """An op of a body that no sample runs, whose result a branch or loop gives as a value."""
+    waiting, met = [value], set[int]()
+    while waiting:
+        source = origin(graph, waiting.pop())
+        if source.id in met:
+            continue
+        met.add(source.id)
+        maker = graph.maker(source)
+        if maker is not None and source.id in facts and not facts[source.id].count:
+            return maker
+        if maker is not None and maker.op == PHI:
+            waiting += graph.following_inputs(maker)
+    return None
 
 
 OBSERVED = Rule(name="observed_range", judge=_judge)

@@ -22,14 +22,14 @@ from finecast.rules.facts import Facts
 
 def _judge(node: Node, context: Context) -> Ruling | None:
     graph = context.graph
-    if not _is_unseen(graph, node, context.facts) or _is_known_by_constants(context.low):
+    if not is_unseen(graph, node, context.facts) or _is_known_by_constants(context.low):
         return None
     owner = graph.once(body_owners).get(node.region)
     evidence = {"body of": owner.name} if owner is not None else {}
     return Ruling(permits=KEEP, text="no sample of the data runs it", evidence=evidence)
 
 
-def _is_unseen(graph: Graph, node: Node, facts: Facts) -> bool:
+def is_unseen(graph: Graph, node: Node, facts: Facts) -> bool:
     """Whether no element was observed of any value that the node gives, or reads."""
     made = [facts[i].count for i in node.outputs if i is not None and i in facts]
     read = [v for v in graph.following_inputs(node) if v.constant is None]

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
-from finecast.errors import EngineError, UsageError
-from finecast.numbers.thresholds import LIMIT
+from finecast.errors import EngineError, UsageError, in_python
 
 if importlib.util.find_spec("torch") is None:
     raise EngineError("finecast.torch needs PyTorch", fix="pip install torch onnxscript")
@@ -30,14 +29,10 @@ from torch.export import ExportedProgram
 from finecast import api
 from finecast.arguments import checked
 from finecast.calls import checks
-from finecast.data.deviation import deviation
-from finecast.data.response import nan_outputs
-from finecast.engines.base import Array
 from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.rates import wait_for
 from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.frontends.torch.converted import ConvertedModule
-from finecast.frontends.torch.runnable import RunnableModule
 from finecast.keywords import ConvertModuleKeywords, TuneModuleKeywords
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.measure.timing import Latency
@@ -143,7 +138,8 @@ def convert(
     it stays as it is where ``module`` is trained on. The predicted error of ``auto`` and
     ``like-autocast`` is at most that of ``torch.autocast``: among such plans ``auto`` takes
     the fastest, and ``like-autocast``, with every product low, the one that moves least
-    memory. The plan, with every rule's reason, is ``result.finecast_plan``.
+    memory. The plan, with every rule's reason, is ``result.finecast_plan``. Outputs on the
+    example inputs are what the formats explain (``verify=False`` leaves that unchecked).
 
     Args:
         module: The module (captured in evaluation mode), or an exported program.
@@ -155,10 +151,11 @@ def convert(
         rule_set: ``finecast``, or a guest's (``rules/guests.py``), as ``raf``.
         calibration: Positional and keyword inputs of further calls, each as a pair: int8 has
             scales by the ranges of values on these. By default by those on the example inputs.
-        more: Other options of ``finecast.convert``: ``user_rules``, ``progress`` and the like.
+        more: Other options of ``finecast.convert``: ``user_rules``, ``verify`` and the like.
 
     Raises:
         ModelError: If the module cannot be captured, or a guest's rules lack an op.
+        WrongNumbersError: If no digit of an output is right; names the op.
         UsageError: If the policy cannot be read, a module comes without inputs, or an
             override names no op of the module.
     """
@@ -166,19 +163,13 @@ def convert(
     model = of_module(module, arguments, dynamic_shapes=dynamic_shapes)
     model.rule_set = rule_set_of(rule_set)
     model.calibration = [model.signature.feeds(*_call(one)) for one in calibration]
-    done = api.convert(model, policy=policy, verify=False, **more)
+    done = api.convert(model, policy=policy, **more)
     engine = model.runners(None)[0]
     assert isinstance(engine, TorchEngine)
     result: ConvertedModule = done.model
-    wanted = model.reference().run(model.examples)
-    low = engine.load(RunnableModule(module=result, program=model.file.program))
-    on_examples = (
-        *nan_outputs(wanted, "the example inputs"),
-        *_spoilt_outputs(low.run(model.examples), wanted),
-    )
-    for text in (*on_examples, *done.warnings, *slow_formats(done.plan, engine)):
+    for text in (*done.warnings, *slow_formats(done.plan, engine)):
         if not text.startswith(NOTHING_CONVERTED):  # the plan at hand says that, with reasons
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(in_python(text), stacklevel=2)
     return result
 
 
@@ -193,29 +184,6 @@ def _call(arguments: object) -> Arguments:
                 where="calibration",
                 fix="give a pair for each call, as ((x,), {})",
             )
-
-
-def _spoilt_outputs(
-    outputs: Mapping[str, Array], wanted: Mapping[str, Array]
-) -> Iterator[str]:
-    """A warning for each output of which a conversion leaves no digit right.
-
-    ``finecast.convert`` refuses such a module and names the op. Here the user gets what was
-    asked for: ``torch.autocast`` says nothing, either, of values that a format does not hold.
-    """
-    for name, reference in wanted.items():
-        difference = deviation(outputs[name], reference)
-        if difference.nonfinite:
-            what = "has NaN or Inf where fp32 has none"
-        elif reference.dtype.kind == "f" and difference.relative >= LIMIT:
-            what = f"has a relative error of {difference.relative:.3g}"
-        else:
-            continue
-        yield (
-            f"output {name!r} of the converted module {what}, on the example inputs:"
-            " finecast.convert names the op to keep in fp32, and finecast.torch.tune takes"
-            " only what keeps a metric"
-        )
 
 
 # --------------------- ``profile``: time per call and the peak of the memory that tensors take

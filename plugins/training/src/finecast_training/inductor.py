@@ -44,7 +44,11 @@ from finecast.frontends.torch import (
 )
 from finecast.graph import Graph
 from finecast.rules import names_biases
-from finecast_training.ordering import narrow_before_views, order_for_memory
+from finecast_training.ordering import (
+    compute_where_read,
+    narrow_before_views,
+    order_for_memory,
+)
 from finecast_training.weights import WeightCache, hoist_casts
 
 if TYPE_CHECKING:
@@ -120,6 +124,7 @@ class _Partition(CustomPartitionerFn):
         if self.cast_again:
             cast_parameters_again(gm.graph, parameters)
         forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **options)
+        compute_where_read(backward.graph)
         order_for_memory(backward.graph)
         backward.recompile()
         mark_gradients(gm.graph, backward, parameters)

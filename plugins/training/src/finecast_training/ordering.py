@@ -1,4 +1,4 @@
-"""The order of the ops of a backward graph, for the least memory at its peak.
+"""The order of the ops of a backward graph, and what it stores, for the least peak of memory.
 
 Inductor allocates in the order of the graph, and frees a value after its last reader. The
 graph comes in the order in which autograd computes: the sum that is a bias's gradient reads
@@ -10,17 +10,19 @@ possible. No number changes by that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, Final
 
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, map_arg
 from torch.fx import Node as FxNode
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 _ATEN: Final = torch.ops.aten
 _CAST: Final = torch.ops.prims.convert_element_type.default
 _SUMS: Final = frozenset({_ATEN.sum.dim_IntList})
+_REDUCTIONS: Final = _SUMS | {_ATEN.sum.default, _ATEN.mean.dim, _ATEN.amax.default}
 _PRODUCTS: Final = frozenset({_ATEN.mm.default, _ATEN.bmm.default})
 _LOW: Final = frozenset({torch.bfloat16, torch.float16})
 # Pointwise ops without that tag: they cost nothing to compute again.
@@ -51,6 +53,43 @@ def narrow_before_views(graph: Graph) -> None:
         node.replace_all_uses_with(low)
         graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def compute_where_read(graph: Graph) -> None:
+    """Have each op that Inductor writes a loop for compute again what follows from inputs.
+
+    Inputs of a backward graph, what the forward pass saved, are in memory until their last
+    reader. Pointwise ops between them and a reader are part of the reader's loop. A
+    result that several loops share would be stored instead, often in fp32, from the first of
+    them to the last, beside what it was computed from.
+    Convolutions and products, which read memory, share one result. Law: an op reads no more
+    bytes than before, but for values smaller than its result. No number changes.
+    """
+    inputs = _computable(graph)
+    for node in list(graph.nodes):
+        if node in inputs or not (_is_pointwise(node) or node.target in _REDUCTIONS):
+            continue
+        for source in node.all_input_nodes:
+            if source in inputs:
+                node.replace_input_with(source, _copied(graph, source, node, inputs.keys()))
+    graph.eliminate_dead_code()
+
+
+def _computable(graph: Graph) -> dict[FxNode, frozenset[FxNode]]:
+    """Pointwise ops, with inputs of the graph that take no more bytes and give the result."""
+    inputs: dict[FxNode, frozenset[FxNode]] = {}
+    for node in graph.nodes:
+        sources = node.all_input_nodes
+        known = all(s in inputs or s.op == "placeholder" for s in sources)
+        if node.op != "call_function" or not (sources and known and _is_pointwise(node)):
+            continue
+        read = frozenset[FxNode]().union(*(inputs.get(s, {s}) for s in sources))
+        value = node.meta["val"]
+        tensors = [t for s in read if isinstance(t := s.meta["val"], torch.Tensor)]
+        large = [t for t in tensors if not statically_known_true(t.numel() < value.numel())]
+        if statically_known_true(sum(t.nbytes for t in large) <= value.nbytes):
+            inputs[node] = read
+    return inputs
 
 
 def order_for_memory(graph: Graph) -> None:
@@ -89,20 +128,26 @@ def _compute_apart(graph: Graph, node: FxNode) -> None:
     stored = any(user.target not in _SUMS for user in in_fp32)
     if source.meta["val"].dtype in _LOW or stored or len(in_fp32) == len(readers):
         return
+    pointwise = {n for n in graph.nodes if _is_pointwise(n)}
+    # The low copy comes later, and the products that read it.
+    node.args = (_copied(graph, source, source.next, pointwise), *node.args[1:])
+
+
+def _copied(graph: Graph, value: FxNode, place: FxNode, ops: Container[FxNode]) -> FxNode:
+    """``value`` computed again before ``place``, from the first values that ``ops`` lack."""
     copies: dict[FxNode, FxNode] = {}
-    after = source.next  # the low copy comes later, and the products that read it
 
-    def copied(one: FxNode) -> FxNode:
-        if not _is_pointwise(one):
-            return one
-        if one not in copies:
-            arguments, options = map_arg(one.args, copied), map_arg(one.kwargs, copied)
-            with graph.inserting_before(after):
-                copies[one] = graph.call_function(_called(one), arguments, options)
-            copies[one].meta = dict(one.meta)
-        return copies[one]
+    def copied(node: FxNode) -> FxNode:
+        if node not in ops:
+            return node
+        if node not in copies:
+            arguments, options = map_arg(node.args, copied), map_arg(node.kwargs, copied)
+            with graph.inserting_before(place):
+                copies[node] = graph.call_function(_called(node), arguments, options)
+            copies[node].meta = dict(node.meta)
+        return copies[node]
 
-    node.args = (copied(source), *node.args[1:])
+    return copied(value)
 
 
 def _is_result(node: FxNode) -> bool:

@@ -67,22 +67,31 @@ TRAINING_RULES: Final[tuple[Rule, ...]] = (
 _PROMOTED: Final = (
     "it reads fp32: rounded, it would add errors that torch.autocast does not make"
 )
+_GRADIENT: Final = "it reads gradients, which torch.autocast stores in this format"
 _SAVED: Final = "the backward pass reads its result, which torch.autocast saves in this format"
 
 
 def as_autocast(planner: Planner) -> Planner:
-    """``planner``, restricted in two ways to what ``torch.autocast`` does.
+    """``planner``, restricted to what ``torch.autocast`` rounds and stores.
 
-    Ops that autocast keeps in fp32 stay in fp32, and ops whose results it saves for the
-    backward pass in a low format are low, as far as the rules permit.
+    As far as the rules permit, ops that autocast keeps in fp32 stay in fp32. Low are ops whose
+    results it saves low for the backward pass, and products of the backward pass that are low
+    there: in fp32 they would need gradients of twice the size, and what was saved as well.
     """
     graph, permissions = planner.graph, planner.permissions
     followed = autocast_formats(graph, permissions, planner.policy.formats)
     saved = saved_ops(graph)
+    backward = backward_ops(graph)
+    gradients = {n for n in backward if by_name(graph.nodes[n].op).matmul_engine}
     narrowed = dict(permissions)
     for node, permission in permissions.items():
         fmt = followed[node]
-        text = _PROMOTED if fmt is Format.FP32 else _SAVED if node in saved else ""
+        if fmt is Format.FP32:
+            text = _PROMOTED
+        elif node in saved:
+            text = _SAVED
+        else:
+            text = _GRADIENT if node in gradients else ""
         if text and len(permission.formats) > 1:
             reason = Reason(rule="autocast", text=text, permits=(fmt.label,))
             narrowed[node] = replace(

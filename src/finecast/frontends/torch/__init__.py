@@ -18,7 +18,7 @@ from finecast.frontends.torch.codes import CODES
 from finecast.frontends.torch.converted import ConvertedModule
 from finecast.frontends.torch.input_check import input_check
 from finecast.frontends.torch.native import TorchNative, adjusted, apply_edits
-from finecast.frontends.torch.reader import hinted_shapes
+from finecast.frontends.torch.reader import decided_by_data, hinted_shapes
 from finecast.frontends.torch.runnable import Shown
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
@@ -129,7 +129,8 @@ class TorchPrepared(Shown, PreparedModel):
         shapes = hinted_shapes(self.captured.binding)
         hints = {v.name: shapes[v.id] for v in self.graph.inputs}
         if all(tuple(inputs.get(n, ())) == hints[n] for n in given):
-            return {name: shapes[i] for name, i in self.observable().items()}
+            free = decided_by_data(self.captured.binding)
+            return {n: shapes[i] for n, i in self.observable().items() if i not in free}
         return self.graph.static_shapes(self.observable())
 
 

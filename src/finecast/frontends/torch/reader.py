@@ -116,12 +116,23 @@ def value_ids(binding: FxBinding) -> dict[FxNode, int]:
 
 def hinted_shapes(binding: FxBinding) -> dict[int, tuple[int, ...]]:
     """Shapes by value id; symbolic dimensions have their sizes in the example inputs."""
-    shapes: dict[int, tuple[int, ...]] = {}
+    return {i: tuple(hint(d) for d in shape) for i, shape in _shapes(binding)}
+
+
+def decided_by_data(binding: FxBinding) -> set[int]:
+    """The values, by id, whose sizes follow from numbers: those of an expert's tokens."""
+    return {
+        i
+        for i, shape in _shapes(binding)
+        if any(not isinstance(d, int) and d.node.hint is None for d in shape)
+    }
+
+
+def _shapes(binding: FxBinding) -> Iterator[tuple[int, Sequence[int | torch.SymInt]]]:
     for number, source in enumerate(binding.values):
         val = source.node.meta["val"]
         tensor = val if source.index is None else val[source.index]
-        shapes[number] = tuple(hint(d) for d in tensor.shape)
-    return shapes
+        yield number, tensor.shape
 
 
 def hint(extent: int | torch.SymInt) -> int:

@@ -290,6 +290,11 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         self.signature = ProgramSignature.of(self.file.program)
 
     @property
+    def gives_modules(self) -> bool:
+        """Whether a result in memory is a module, and not a program."""
+        return self.given is not None and not self.as_program
+
+    @property
     def arguments(self) -> Arguments:
         """The example arguments."""
         return self.given if self.given is not None else examples(self.file.program)
@@ -421,8 +426,9 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
     ) -> tuple[int, Verified]:
         """Write the module, exported; a module in memory stays one."""
         assert isinstance(built, TorchBuilt)
-        if output.path is None and not on.engines:
-            return built.size_bytes, verify(self, built, built.model, on)
+        if output.path is None and (self.gives_modules or not on.engines):
+            module = RunnableModule(module=built.model, program=self.file.program)
+            return built.size_bytes, self._verified(built, module, on)
         built.program = export(built.model, self.file.program)
         written = RunnableModule(module=runnable(built.program), program=self.file.program)
         verified = self._verified(built, written, on)
@@ -436,7 +442,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         if built is None:
             return self.file.program if self.as_program else self.model
         assert isinstance(built, TorchBuilt)
-        if self.given is not None and not self.as_program:
+        if self.gives_modules:
             own_tensors(built.model)
             return built.model
         return built.program or export(built.model, self.file.program)

@@ -211,7 +211,7 @@ class TorchSubject(EngineSubject):
         prepared, engine = self.model.prepare(policy), self.engine
         assert isinstance(engine, TorchEngine)
         ranges = self._frozen or any(f.has_less_range for f in policy.formats)
-        facts = observe_for_rules(prepared, workload.calibration) if ranges else {}
+        facts = observe_for_rules(prepared, workload.calibration, ranges=ranges)
         if self._frozen:
             self.tell(*uncalibrated(prepared.graph, policy.formats, facts), FROZEN_TIMES)
 

@@ -1,0 +1,63 @@
+"""What a backward graph stores, and what it computes where it is read."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.fx import Graph, GraphModule
+from torch.fx import Node as FxNode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from finecast_training.ordering import compute_where_read
+
+SIGMOID = torch.ops.aten.sigmoid.default
+CAST = torch.ops.prims.convert_element_type.default
+
+
+def gradients(
+    saved: torch.Tensor, gradient: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two sums and a gradient that read an activation, and a product that reads it, too."""
+    wide = CAST(saved, torch.float32)
+    activation = wide * torch.ops.aten.sigmoid(wide)
+    total = torch.ops.aten.sum.dim_IntList(activation * gradient, [0])
+    product = torch.ops.aten.mm(CAST(activation, torch.bfloat16).t(), saved)
+    return total, activation + gradient, product
+
+
+def traced(dtype: torch.dtype) -> tuple[GraphModule, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    inputs = [torch.randn(8, 4).to(dtype), torch.randn(8, 4)]
+    return make_fx(gradients, tracing_mode="fake")(*inputs), inputs
+
+
+def readers(graph: Graph) -> list[list[FxNode]]:
+    return [list(node.users) for node in graph.find_nodes(op="call_function", target=SIGMOID)]
+
+
+def test_what_follows_from_inputs_is_computed_by_each_reader() -> None:
+    module, inputs = traced(torch.bfloat16)
+    before = module(*inputs)
+    assert len(readers(module.graph)) == 1
+    compute_where_read(module.graph)
+    module.graph.lint()
+    module.recompile()
+    assert len(readers(module.graph)) == 3  # the sum's, the gradient's, the product's
+    for got, wanted in zip(module(*inputs), before, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_what_takes_fewer_bytes_than_its_inputs_is_stored() -> None:
+    def narrowed(
+        saved: torch.Tensor, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        low = CAST(saved, torch.bfloat16)
+        return low * gradient, low + gradient
+
+    inputs = [torch.randn(8, 4), torch.randn(8, 4).bfloat16()]
+    module = make_fx(narrowed, tracing_mode="fake")(*inputs)
+    compute_where_read(module.graph)
+    assert len(module.graph.find_nodes(op="call_function", target=CAST)) == 1
