@@ -350,6 +350,8 @@ class Engine(ABC):
         serves_streams: Whether it serves several requests at once, as in a server.
         loads_together: Whether models may be loaded and first run in several threads at once.
         tells_kernels: Whether sessions that are loaded with ``profiling`` tell their kernels.
+        widens: Whether it turns low formats that the CPU has no kernels for into fp32 as it
+            loads a model, so that its numbers take fp32's memory.
         untried: Which formats ``tune`` does not try where nobody names one, and how they are
             tried; empty if it tries all that gain.
     """
@@ -361,6 +363,7 @@ class Engine(ABC):
     serves_streams: bool = False
     loads_together: bool = False
     tells_kernels: bool = False
+    widens: bool = False
     untried: str = ""
 
     @property
