@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from finecast.data.decoding import state_of
 from finecast.data.sources import FeedMaker
-from finecast.engines import ENGINES, check_runs, get_engine, library_of
+from finecast.engines import check_runs, get_engine, reading
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
 from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
@@ -136,6 +136,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         file: The model as the frontend read it.
         library: What messages call models of this kind.
         engine: The name of the library's own engine.
+        kind: The kind of its files, which engines say that they read.
         fp32_fix: What the user can do about ops that are not in fp32.
         builds: What keeps the model of a plan.
         told: Notes for the user on how the model was read.
@@ -143,6 +144,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
 
     library: ClassVar[str]
     engine: ClassVar[str]
+    kind: ClassVar[str]
     fp32_fix: ClassVar[str]
     builds: ClassVar[type[EngineBuilt]] = EngineBuilt
 
@@ -209,8 +211,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
             UsageError: If the engine given does not run such models.
             EngineError: If no engine does.
         """
-        own = [n for n in ENGINES if library_of(n) == library_of(self.engine)]
-        check_runs(spec or self.engine, own, f"models of {self.library}")
+        check_runs(spec or self.engine, reading(self.kind), f"models of {self.library}")
         return [get_engine(spec or self.engine)]
 
     def reference(self) -> Session:
