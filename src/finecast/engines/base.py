@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, final
 
 import numpy as np
@@ -17,6 +18,7 @@ from finecast.graph import Node
 from finecast.naming import kind_of
 from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.thresholds import PROBED_GAIN
+from finecast.planning.detections import JoinedOutput
 from finecast.planning.free_rows import FreeOutput
 from finecast.usercode import guarded
 
@@ -153,11 +155,13 @@ class Session(ABC):
         inputs: The model's inputs, in order.
         outputs: The model's outputs, in order.
         free: Outputs whose length depends on numbers, where what loaded the model knows them.
+        joined: Likewise the outputs that the graph joins of parts, by name.
     """
 
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
     free: Sequence[FreeOutput] = ()
+    joined: Mapping[str, JoinedOutput] = MappingProxyType({})
 
     @abstractmethod
     def run(self, feeds: Feeds) -> dict[str, Array]:

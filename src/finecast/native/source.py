@@ -31,6 +31,7 @@ from finecast.native.model import OpenedModel
 from finecast.native.subject import Built
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
+from finecast.planning.detections import JoinedOutput, joined_outputs
 from finecast.planning.edits import RoundTrip, cast_count
 from finecast.planning.free_rows import FreeOutput, free_outputs
 from finecast.planning.plan import Plan
@@ -153,6 +154,9 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
     converted: Provenance | None = field(default=None, init=False)
     _prepared: tuple[Policy, PreparedT] | None = field(default=None, init=False)
     _free: tuple[FreeOutput, ...] | None = field(default=None, init=False)
+    _joined: Mapping[str, JoinedOutput] = field(
+        default_factory=dict[str, JoinedOutput], init=False
+    )
 
     def __post_init__(self) -> None:
         """The facts of the model are those of its file."""
@@ -219,12 +223,12 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         return self.knowing_free(exact_session(self.loadable))
 
     def knowing_free(self, session: Session) -> Session:
-        """``session`` of the fp32 model, which then knows its outputs of free length."""
+        """``session`` of the fp32 model, which then knows what its graph says of outputs."""
         if self._free is None:
-            before = self._prepared
-            self._free = free_outputs(self.read_graph())
+            before, graph = self._prepared, self.read_graph()
+            self._free, self._joined = free_outputs(graph), joined_outputs(graph)
             self._prepared = before or self._prepared
-        session.free = self._free
+        session.free, session.joined = self._free, self._joined
         return session
 
     def second_engine(self, engine: Engine) -> Engine | None:
