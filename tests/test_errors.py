@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,16 @@ from onnx import helper
 
 import finecast
 from finecast.cli import VERBS, _app
-from finecast.errors import KEYWORDS, FinecastError, UsageError, malformed
+from finecast.cli.output import warn
+from finecast.errors import KEYWORDS, FinecastError, UsageError, in_shell, malformed
+from finecast.native.profiling import ProfileReport
 from finecast.plugin import registered
 from finecast.reports.base import Report, TextTable
 from finecast.terminal import Verbatim
+from finecast.tuning.blaming import Blame
+from finecast.tuning.emulating import EmulationReport
+from finecast.tuning.explanation import Explanation
+from finecast.tuning.result import Result
 
 
 def test_python_reads_keywords_and_the_command_line_options() -> None:
@@ -82,6 +91,45 @@ def test_reports_name_keywords_in_python_alone() -> None:
     assert "<p>see slices</p>" in told._repr_html_()
     assert told.lines[0] == "use --metric cosine"
     assert told.to_dict() == {"why": "--metric"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Warned(Report):
+    warnings: Sequence[str] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        return ["done", *in_shell(self.warnings)]
+
+    def _content(self) -> dict[str, Any]:
+        return {"warnings": in_shell(self.warnings)}
+
+
+def test_python_reads_warnings_by_keywords_and_the_command_line_by_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = pickle.loads(pickle.dumps(Warned(warnings=("use --eval", "see `f --of y`"))))
+    told = replace(told, warnings=(*told.warnings, "or --of"))  # as verbs add theirs
+    assert told.warnings == ("use evaluate", "see `f --of y`", "or of")
+    assert str(told) == "done\n  use evaluate\n  see `f --of y`\n  or of"
+    assert told.to_dict() == {"warnings": ["use --eval", "see `f --of y`", "or --of"]}
+    warn(*told.warnings)
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: use --eval",
+        "warning: see `f --of y`",
+        "warning: or --of",
+    ]
+
+
+@pytest.mark.parametrize(
+    "report", [Result, Blame, EmulationReport, Explanation, ProfileReport]
+)
+def test_every_report_with_warnings_gives_them_in_pythons_words(report: type[Report]) -> None:
+    """``__new__`` leaves out what a report is of; the warnings are all that is read here."""
+    told: Any = report.__new__(report)
+    object.__setattr__(told, "warnings", ("use --of",))
+    told.__post_init__()
+    assert told.warnings == ("use of",)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,27 @@ def test_a_plugin_s_engine_is_profiled(installed: Path) -> None:
     assert json.loads(answer.stdout)["engine"] == "reference:CPU"
     other = run(installed, "profile", DIGITS / "digits.onnx", "--engine", "torch")
     assert "openvino or onnxruntime or reference" in other.stderr
+    shown = " ".join(run(installed, "profile", "--help").stdout.split())
+    assert "torch-eager" in shown
+    assert "reference" in shown  # the help named engines as they were once
+
+
+def test_a_plugin_s_engine_runs_models_of_every_kind_that_it_states(
+    installed: Path, tmp_path: Path
+) -> None:
+    """An engine could be declared for one kind of files alone."""
+    openvino = pytest.importorskip("openvino")
+    source, low = tmp_path / "digits.xml", tmp_path / "low.xml"
+    model = openvino.convert_model(DIGITS / "digits.onnx")
+    openvino.save_model(model, source, compress_to_fp16=False)
+    words = ["convert", source, "-o", low, "--json", "--auto-cast", "all"]
+    answer = run(installed, *words, "--engine", "reference")
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["verified"]["engine"] == "reference"
+    timed = run(installed, "profile", low, "--engine", "reference", "--json", "--runs", "2")
+    assert json.loads(timed.stdout)["engine"] == "reference:CPU"
+    other = run(installed, "convert", source, "-o", low, "--engine", "onnxruntime", "--force")
+    assert "use --engine openvino or reference" in other.stderr
 
 
 def test_a_plugin_s_module_is_one_object_under_both_names(installed: Path) -> None:

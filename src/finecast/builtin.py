@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from finecast.plugin import ONNX, PROGRAMS, EngineEntry, FrontendEntry, Plugin, Verb
+from finecast.plugin import IR, ONNX, PROGRAMS, EngineEntry, FrontendEntry, Plugin, Verb
 
 _VERBS: Final = {
     "doctor": "What runs on this machine, and how fast each format is.",
@@ -38,6 +38,7 @@ CORE: Final = Plugin(
             factory="OpenVinoEngine",
             requires="openvino",
             install="pip install openvino",
+            reads=(ONNX, IR),
         ),
         EngineEntry(
             name="onnxruntime",
@@ -52,7 +53,7 @@ CORE: Final = Plugin(
             factory="compiled",
             requires="torch",
             install=_TORCH,
-            reads=PROGRAMS,
+            reads=(PROGRAMS,),
             framework="PyTorch",
         ),
         EngineEntry(
@@ -61,7 +62,7 @@ CORE: Final = Plugin(
             factory="eager",
             requires="torch",
             install=_TORCH,
-            reads=PROGRAMS,
+            reads=(PROGRAMS,),
             framework="PyTorch",
         ),
     ),
@@ -82,7 +83,7 @@ CORE: Final = Plugin(
             module="finecast.native.openvino",
             requires="openvino",
             install="pip install openvino",
-            engines=("openvino",),
+            files=IR,
             lacks={
                 _EXTERNAL_DATA: "leave it out: constants are in the .bin beside it",
                 "--from-type": "convert the model in fp32",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 
 class ExitCode(IntEnum):
@@ -106,6 +106,33 @@ def in_python(text: str) -> str:
     Commands between backticks stay as they are.
     """
     return _OPTION.sub(lambda found: KEYWORDS.get(found[0], found[0]), text)
+
+
+class WarningText(str):
+    """A warning in Python's words, as ``str`` of an error is.
+
+    Attributes:
+        line: The warning as the command line prints it.
+    """
+
+    __slots__ = ("line",)
+    line: str
+
+    def __new__(cls, text: str) -> Self:
+        """The warning that ``text`` states with the command line's options."""
+        line = text.line if isinstance(text, WarningText) else text
+        notice = super().__new__(cls, in_python(line))
+        notice.line = line
+        return notice
+
+    def __reduce__(self) -> tuple[type[WarningText], tuple[str]]:
+        """Pickled by its line, which the words of Python are made of."""
+        return WarningText, (self.line,)
+
+
+def in_shell(warnings: Iterable[str]) -> list[str]:
+    """Warnings by the command line's names of options, whoever has read them before."""
+    return [text.line if isinstance(text, WarningText) else text for text in warnings]
 
 
 def shown(value: object) -> str:

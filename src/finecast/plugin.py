@@ -48,6 +48,7 @@ CORE: Final = "finecast.builtin:CORE"
 """The plugin that is the core itself."""
 
 ONNX: Final = "ONNX files"
+IR: Final = "OpenVINO IR"
 SAVED_MODELS: Final = "SavedModels"
 PROGRAMS: Final = "exported programs"
 """Kinds of files that engines load."""
@@ -145,7 +146,7 @@ class EngineEntry:
         requires: The library that it needs.
         install: The command that installs that.
         device: The device by default.
-        reads: The kind of files that it loads.
+        reads: The kinds of files that it loads, and of models in memory that these hold.
         framework: The framework whose models these are.
     """
 
@@ -155,7 +156,7 @@ class EngineEntry:
     requires: str
     install: str
     device: str = "CPU"
-    reads: str = ONNX
+    reads: tuple[str, ...] = (ONNX,)
     framework: str = "ONNX"
 
 
@@ -171,7 +172,6 @@ class FrontendEntry:
         install: How to install that.
         files: The kind of the files that it writes: engines that say of themselves that they
             read it (``EngineEntry.reads``) load them.
-        engines: Engines that load its files beside those.
         lacks: Options and verbs that do not apply to its models, and what to do instead.
         folders: Files that mark a folder as one of its models.
         beside: Names of further files that may be written with a model: ``{name}`` is the
@@ -187,7 +187,6 @@ class FrontendEntry:
     requires: str
     install: str
     files: str = ""
-    engines: tuple[str, ...] = ()
     lacks: Mapping[str, str] = field(default_factory=dict[str, str])
     folders: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
@@ -203,9 +202,7 @@ class FrontendEntry:
     @property
     def runners(self) -> tuple[str, ...]:
         """Names of the engines that load its files, those of plugins among them."""
-        entries = (engine for plugin in plugins() for engine in plugin.engines)
-        reading = (entry.name for entry in entries if entry.reads == self.files)
-        return tuple(dict.fromkeys((*reading, *self.engines)))
+        return tuple(entry.name for entry in engines() if self.files in entry.reads)
 
     def reads(self, path: Path) -> bool:
         """Whether it reads ``path``: a folder by the files in it, a file by its suffix."""
@@ -359,6 +356,11 @@ def option_groups(verb: str) -> list[Any]:
     """The dataclasses of options that plugins add to a verb of the core."""
     groups = (group for plugin in plugins() for group in plugin.options)
     return [load(group.options) for group in groups if verb in group.verbs]
+
+
+def engines() -> Iterator[EngineEntry]:
+    """All engines, those of the core first: in order of preference."""
+    return (engine for plugin in plugins() for engine in plugin.engines)
 
 
 def executors() -> dict[str, str]:

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import rel_entr, softmax
 
-from finecast.data.metrics import METRICS, ONE_HOT, Scored, Scoring, get_metric, scored_outputs
+from finecast.data.metrics import (
+    METRICS,
+    ONE_HOT,
+    Held,
+    Scored,
+    Scoring,
+    get_metric,
+    scored_outputs,
+)
 from finecast.data.samples import Outputs
 from finecast.engines.base import Array
 from finecast.errors import UsageError
@@ -233,7 +241,7 @@ def test_of_many_outputs_the_worst_is_named_first() -> None:
 
 BOXES = np.random.default_rng(4).uniform(10, 640, (8, 40, 4))
 CLASSES = np.random.default_rng(5).beta(1, 9, (8, 40, 20))
-SHUFFLED = CLASSES[..., ::-1]
+SHUFFLED = np.where(np.arange(40)[:, None] % 3, CLASSES, CLASSES[..., ::-1])
 
 
 def detections(boxes: Array, scores: Array, axis: int = -1) -> dict[str, Array]:
@@ -281,6 +289,86 @@ def test_boxes_in_pixels_decide_no_class(axis: int, boxes: str, classes: str) ->
     assert "as chances of a Sigmoid" in doubts[0]
 
 
+LOGITS = 4 * CLASSES - 3
+ANY = np.random.default_rng(8).uniform(0, 1, (8, 40, 4))
+
+
+def scored(
+    name: str, outputs: Outputs, of: tuple[str, ...] = ()
+) -> tuple[list[tuple[str, Held]], str]:
+    """What a metric is of, and what it says of that."""
+    found = scored_outputs(get_metric(name), of, {"x": np.zeros((8, 3))}, outputs)
+    return [(str(one), one.held) for one in found], "".join(one.doubt for one in found)
+
+
+def test_boxes_in_an_output_of_their_own_decide_no_class() -> None:
+    """The first output counted: which of four coordinates is the largest."""
+    of_both = [("scores", Held.SCORES), ("boxes", Held.NUMBERS)]
+    first = {"boxes": BOXES, "scores": CLASSES}
+    found, doubt = scored("agreement", first)
+    assert found == of_both
+    assert "agreement is of output 'scores' and of the boxes in 'boxes'" in doubt
+    assert "--of" in doubt
+    assert scored("agreement", {"scores": CLASSES, "boxes": BOXES}) == (of_both, "")
+    assert scored("agreement", first, ("scores",)) == (of_both[:1], "")
+    assert scored("agreement", first, ("boxes",)) == (of_both[1:], "")
+    same = float((SHUFFLED.argmax(-1) == CLASSES.argmax(-1)).mean())
+    off = np.where(np.arange(40)[:, None] % 2, 1.01, 1.05) * BOXES
+    assert by_slice("agreement", {"boxes": off, "scores": SHUFFLED}, first)[0] == {
+        "scores": pytest.approx(same),
+        "boxes": 0.5,
+    }
+    swapped = {n: np.swapaxes(a, 1, 2) for n, a in first.items()}
+    other = {n: np.swapaxes(a, 1, 2) for n, a in {**first, "scores": SHUFFLED}.items()}
+    assert by_slice("agreement", other, swapped)[0]["scores"] == pytest.approx(same)
+
+
+def test_what_only_its_form_shows_is_told() -> None:
+    found, doubt = scored("agreement", {"boxes": ANY, "logits": LOGITS})
+    assert found[0] == ("logits", Held.SCORES)
+    assert "'boxes' seems by its form to hold coordinates: name others with --of" in doubt
+    deltas = np.random.default_rng(9).standard_normal((8, 40, 4))
+    found, doubt = scored("agreement", {"deltas": deltas, "logits": LOGITS})
+    assert found == [("deltas", Held.SCORES)]
+    assert "name the output of scores: --of logits" in doubt
+    found, doubt = scored("agreement", detections(ANY, 0.05 * CLASSES))
+    assert found == [("y", Held.SCORES)]
+    assert "one of the first 4, as where boxes lie beside scores" in doubt
+    heads = {"a": deltas[:, 0], "b": LOGITS[:, 0]}
+    assert scored("agreement", heads) == ([("a", Held.SCORES)], "")
+
+
+@pytest.mark.parametrize("name", ["top1", "top5", "f1", "perplexity", "kld"])
+def test_other_metrics_of_classes_are_of_the_scores_alone(name: str) -> None:
+    found, doubt = scored(name, {"boxes": BOXES, "scores": LOGITS})
+    assert found == [("scores", Held.SCORES)]
+    assert f"{name} is of output 'scores', as output 'boxes' holds coordinates" in doubt
+    after = {"boxes": BOXES, "scores": CLASSES[..., 0], "labels": LABELS_OF_ROWS}
+    if name == "kld":
+        with pytest.raises(UsageError, match=r"those of 'boxes' are coordinates.*of OUTPUT"):
+            scored(name, after)
+    else:
+        assert scored(name, after)[0] == [("labels", Held.SCORES)]
+
+
+LABELS_OF_ROWS = np.random.default_rng(10).integers(0, 80, (8, 40))
+
+
+def test_class_numbers_in_an_output_of_their_own_agree_where_they_are_equal() -> None:
+    first, score = BOXES[..., :2] / 1280, CLASSES[..., 0]
+    boxes = np.concatenate([first, first + BOXES[..., 2:] / 1280], axis=-1)
+    changed = LABELS_OF_ROWS + (np.arange(40) % 4 == 0)
+    for dtype in (np.int64, np.float32):
+        exact = {"boxes": boxes, "scores": score, "labels": LABELS_OF_ROWS.astype(dtype)}
+        got = {**exact, "labels": changed.astype(dtype), "scores": score * 1.001}
+        found, _ = by_slice("agreement", got, exact)
+        assert found == {"labels": 0.75, "scores": 1.0, "boxes": 1.0}
+    count = np.full((8, 1), 40)
+    count[0] = 9
+    found, _ = by_slice("agreement", {"n": 0 * count + 40, **exact}, {"n": count, **exact})
+    assert found == {"n": 0.875, "labels": 1.0, "scores": 1.0, "boxes": 1.0}
+
+
 @pytest.mark.parametrize("name", ["top1", "top5", "f1", "perplexity"])
 def test_labels_are_of_the_classes_beside_boxes(name: str) -> None:
     labels = np.random.default_rng(6).integers(0, 20, (8, 40))
@@ -301,13 +389,23 @@ def test_what_one_metric_is_of_several_units_is_told() -> None:
 
 
 def test_rows_without_scores_of_several_classes_are_near_or_not() -> None:
-    """After NMS a row has a box, a score and the number of a class."""
-    numbers = np.random.default_rng(6).integers(0, 80, (8, 40, 1))
+    """After NMS a row has a box, a score and the number of a class.
+
+    A class number beside pixels was one of them: 3 in place of 4 was near.
+    """
+    numbers = np.random.default_rng(6).integers(1, 80, (8, 40, 1))
     rows = np.concatenate([BOXES, CLASSES[..., :1], numbers], axis=-1)
     far = rows * np.where(np.arange(40)[:, None] % 4, 1.0, 1.1)
     assert by_slice("agreement", {"y": far}, {"y": rows})[0] == {
-        "y[:, :, 0:4,5]": 0.75,
+        "y[:, :, 0:4]": 0.75,
         "y[:, :, 4]": 0.75,
+        "y[:, :, 5]": 0.75,
+    }
+    other = rows + (np.arange(6) == 5) * (np.arange(40) % 5 == 0)[:, None]
+    assert by_slice("agreement", {"y": other}, {"y": rows})[0] == {
+        "y[:, :, 5]": 0.8,
+        "y[:, :, 0:4]": 1.0,
+        "y[:, :, 4]": 1.0,
     }
     with pytest.raises(UsageError, match="no slice of output 'y' holds scores of several"):
         by_slice("kld", {"y": rows}, {"y": rows})

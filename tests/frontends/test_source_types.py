@@ -278,7 +278,7 @@ def test_tuning_keeps_the_accuracy_of_the_fp64_model(tmp_path: Path) -> None:
         )
     for target in (None, "trn1"):
         kept = api.tune(dense("fp64"), data={"x": x}, tolerance=0.5, target=target).warnings
-        assert any("3 ops compute in fp64 and keep it: --from-type" in text for text in kept)
+        assert any("3 ops compute in fp64 and keep it: from_type" in text for text in kept)
         outcome = api.tune(
             dense("fp64"),
             data={"x": x},

@@ -122,7 +122,7 @@ def test_errors_that_low_products_explain_are_written_with_a_warning(
     (said,) = doubts(done)
     assert f"{error:.3g} on random inputs" in said
     assert "The formats explain it" in said
-    assert "--data" in said
+    assert "own: data FILE.npz" in said
     assert (tmp_path / f"low.{suffix}").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +177,22 @@ def test_which_outputs_are_free(
         parse(NET.format(outputs=outputs, nodes=nodes, weights=WEIGHTS)), tmp_path
     )
     assert {one.name: one.axes for one in free_outputs(graph)} == axes
+
+
+def test_a_row_of_another_class_is_another_row() -> None:
+    """Rows were partners whatever their class: 16 in place of 17 was near."""
+    rng = np.random.default_rng(9)
+    boxes, score = rng.uniform(0, 640, (60, 4)), rng.random((60, 1))
+    number = rng.integers(0, 80, (60, 1))
+    wanted = np.concatenate([boxes, score, number], axis=1).astype(np.float32)
+    got = wanted.copy()
+    got[::10, 5] = np.abs(got[::10, 5] - 1)
+    got[:, :4] += 0.5
+    free = [FreeOutput(name="y", axes=(0,), group=0)]
+    found = matched(free, {"y": got[::-1]}, {"y": wanted}).unmatched("y")
+    assert found == (6, 6)
+    apart = [replace(free[0], name=name) for name in ("box", "class")]
+    pairs = [{"box": one[:, :5], "class": one[:, 5]} for one in (got[::-1], wanted)]
+    assert matched(apart, *pairs).unmatched("box") == (6, 6)
+    got[:, 5] = wanted[:, 5]
+    assert matched(free, {"y": got[::-1]}, {"y": wanted}).unmatched("y") == (0, 0)

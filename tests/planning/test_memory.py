@@ -50,6 +50,14 @@ def test_a_chain(formats: dict[int, Format], elements: int) -> None:
     assert at_peak(graph, formats, {}) == elements
 
 
+def test_a_cast_to_a_format_that_is_widened_makes_no_copy() -> None:
+    graph, mixed = from_text(CHAIN), {0: BF16, 2: INT8}
+    found = rest_in_memory(graph, mixed, {}, {}, lambda fmt: FP32 if fmt is BF16 else fmt)
+    assert found == rest_in_memory(graph, {2: INT8}, {}, {})
+    assert {one.fmt for one in rest_in_memory(graph, mixed, {}, {})} == {FP32, BF16, INT8}
+    assert {one.fmt for one in found} == {FP32, INT8}
+
+
 def test_what_stays_in_a_kernel_takes_nothing() -> None:
     graph = from_text(CHAIN)
     assert at_peak(graph, {}, {0: 7, 1: 7}) == 4000 + 40  # b and y

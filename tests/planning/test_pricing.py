@@ -39,7 +39,9 @@ output %6
 )
 
 
-def priced(graph: Graph, *lows: Format, slow: float = 1.0) -> tuple[Planner, Analysis]:
+def priced(
+    graph: Graph, *lows: Format, slow: float = 1.0, widened: frozenset[Format] = frozenset()
+) -> tuple[Planner, Analysis]:
     """Every op may have every format; in a low one it takes ``slow`` times as long."""
     formats = (FP32, *lows)
     allowed = {
@@ -57,7 +59,8 @@ def priced(graph: Graph, *lows: Format, slow: float = 1.0) -> tuple[Planner, Ana
         f: {n.name: 1e-3 * (1 if f is FP32 else slow) for n in graph.nodes} for f in formats
     }
     found = {f: roundings(units, points, error, {}) for f in lows}
-    return planner, Analysis.of(graph, units, MeasuredCost(times_s=times), found)
+    cost = MeasuredCost(times_s=times, widened=widened)
+    return planner, Analysis.of(graph, units, cost, found)
 
 
 @pytest.mark.parametrize("lows", [(BF16,), (BF16, FP8)])
@@ -120,6 +123,21 @@ def test_what_a_plan_takes_in_memory() -> None:
     assert resident_bytes(planner, analysis, low) == 2 * weights + 4000
     mixed = {**low, "second": FP32}  # both copies of w
     assert resident_bytes(planner, analysis, mixed) > 6 * 64000 + 2 * 640
+
+
+def test_a_format_that_is_widened_takes_the_memory_of_fp32() -> None:
+    """It counted half of that: the file has it, and the running model does not."""
+    planner, analysis = priced(TIED, BF16, widened=frozenset({BF16}))
+    weighed, sized = by_memory(planner, analysis), by_size(planner, analysis)
+    more = {f: weighed.times[f] - sized.times[f] for f in (FP32, BF16)}
+    assert more[BF16].tolist() == pytest.approx(more[FP32].tolist())
+    low = dict.fromkeys((n.name for n in TIED.nodes), BF16)
+    assert resident_bytes(planner, analysis, low) == resident_bytes(planner, analysis, {})
+    weights = TIED.values[1]
+    assert weighed.constant_cost is not None
+    assert sized.constant_cost is not None
+    assert weighed.constant_cost(weights, BF16) == 4 * 64000
+    assert sized.constant_cost(weights, BF16) == 2 * 64000
 
 
 @pytest.mark.parametrize("by", [by_size, by_memory])

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from finecast.errors import UsageError
 from finecast.planning import sensitivity
+from finecast.planning.detections import row_parts
 from finecast.planning.sensitivity import measure, squared_error, squared_errors
-from finecast.planning.slices import WHOLE, Slice, check_axis, decisions_of, slices_of
+from finecast.planning.slices import WHOLE, Slice, check_axis, slices_of
 
 Array = NDArray[np.generic]
 RNG = np.random.default_rng(0)
@@ -91,7 +92,7 @@ DECIDING: dict[str, tuple[Array, list[str], list[str]]] = {
         ["[:, 4:24]"],
         ["[:, 0:4]"],
     ),
-    "after NMS": (ROWS, [], ["[:, 0:4,5]", "[:, 4]"]),
+    "after NMS": (ROWS, [], ["[:, 5]", "[:, 0:4]", "[:, 4]"]),
     "plain logits": (PLAIN["logits"], [""], []),
     "masked logits": (np.tile(MASKED, (3, 1)), [""], []),
     "two classes, one of small logits": (
@@ -115,10 +116,9 @@ DECIDING: dict[str, tuple[Array, list[str], list[str]]] = {
 @pytest.mark.parametrize("name", DECIDING)
 def test_scores_decide_apart_where_other_units_are_larger(name: str) -> None:
     output, scores, others = DECIDING[name]
-    assert [[str(part) for part in parts] for parts in decisions_of(output)] == [
-        scores,
-        others,
-    ]
+    parts = row_parts(output)
+    assert [*map(str, parts.scores)] == scores
+    assert [*map(str, (*parts.classes, *parts.numbers))] == others
 
 
 def test_each_number_is_in_one_slice() -> None:

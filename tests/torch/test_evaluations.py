@@ -171,7 +171,7 @@ def test_an_error_that_counts_as_better_is_told(more: dict[str, Any], said: bool
         return float((tried(X) - exact).abs().mean())
 
     outcome = tune(error, module, policy="all:bf16", target="trn1", **more)
-    warnings = [text for text in outcome.warnings if "--lower-is-better" in text]
+    warnings = [text for text in outcome.warnings if "lower_is_better" in text]
     assert len(warnings) == said
 
 

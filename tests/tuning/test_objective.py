@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,6 +142,15 @@ def test_on_a_device_that_is_not_here_bytes_count_as_well(bench: Bench) -> None:
         assert outcome.improved
         assert outcome.target == "trn1"
         assert outcome.tuned.cost < outcome.baseline.cost
+
+
+def test_numbers_that_a_device_widens_take_the_memory_of_fp32(bench: Bench) -> None:
+    """bf16 counted as half of the memory on a CPU whose engine loads it as fp32."""
+    given: dict[str, Any] = {"data": bench.data, "metric": "top1", "policy": "all:bf16"}
+    memory = finecast.tune(bench.model, target="avx2", objective="memory", **given)
+    assert not memory.improved
+    assert finecast.tune(bench.model, target="avx2", objective="size", **given).improved
+    assert finecast.tune(bench.model, target="trn1", objective="memory", **given).improved
 
 
 def test_a_format_that_is_slow_here_may_be_small(bench: Bench) -> None:

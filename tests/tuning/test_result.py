@@ -192,7 +192,7 @@ def test_a_timeout_ends_the_last_race_early_and_is_told_if_it_was_not_enough(
     found = tune(timeout_s=timeout_s)
     assert found.improved
     assert settled[-1] == (0.0 if over else max(5.0, found.phases["baseline"]))
-    told = [text for text in found.warnings if "longer than the --timeout of 1e-09 s" in text]
+    told = [text for text in found.warnings if "longer than the timeout_s of 1e-09 s" in text]
     assert [f"took {found.seconds:.1f} s" in text for text in told] == [True] * over
 
 

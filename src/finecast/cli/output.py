@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from finecast.errors import in_shell
 from finecast.terminal import (
     Verbatim,
     coloured,
@@ -163,7 +164,7 @@ def write_line(text: str) -> None:
 
 def warn(*messages: str) -> None:
     """Write warnings to stderr, each as one line."""
-    for message in messages:
+    for message in in_shell(messages):
         write(sys.stderr, f"warning: {one_line(message)}")
 
 

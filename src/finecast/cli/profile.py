@@ -10,6 +10,7 @@ import typer
 from finecast.cli.common import Json, SizedSamples
 from finecast.cli.output import warn, write_report
 from finecast.native.profiling import Rounds
+from finecast.plugin import engines
 from finecast.progress import shown
 
 _Runner = Annotated[
@@ -17,8 +18,7 @@ _Runner = Annotated[
     typer.Option(
         "--engine",
         metavar="NAME[:DEVICE]",
-        help="openvino, onnxruntime, tensorflow, torch or torch-eager; with :DEVICE if not the"
-        " CPU.",
+        help=f"{', '.join(entry.name for entry in engines())}; :DEVICE if not CPU.",
     ),
 ]
 _Trusted = Annotated[

@@ -369,6 +369,18 @@ class NearRows(_Agreement):
 
 
 @final
+class SameRows(_Agreement):
+    """Share of rows, along the last axis, all of whose numbers equal the fp32 model's.
+
+    It is the agreement of decisions that floats hold, as the numbers of classes.
+    """
+
+    def agrees(self, got: Array, expected: Array, name: str) -> tuple[Array, Array | None]:
+        """Where no number differs."""
+        return np.asarray((got == expected).all(axis=-1)), None
+
+
+@final
 class Spearman:
     """Rank correlation of each sample's first output scalar with its label."""
 

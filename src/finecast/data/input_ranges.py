@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.graph import SCALARS, Graph, Node, Value
-from finecast.graph.structure import SAME_NUMBERS
+from finecast.graph.structure import SAME_NUMBERS, turned_axes
 from finecast.ops import OpKind, by_name
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -352,13 +352,10 @@ def _rescaled(graph: Graph, node: Node, here: _Scaled) -> _Scaled | None:
 
 def _turned(graph: Graph, node: Node, here: _Scaled) -> tuple[int, ...] | None:
     """The input's axes in the order that they have behind a Transpose; None if unknown."""
-    order = node.attributes.get("perm", node.attributes.get("dims"))
-    if order is None and len(node.inputs) > 1:
-        stated = _constant(graph, node, 1)
-        order = None if stated is None else tuple(int(axis) for axis in stated.reshape(-1))
-    if here.axes is None or not isinstance(order, tuple) or len(order) != len(here.axes):
+    if here.axes is None:
         return None
-    return tuple(here.axes[int(axis)] for axis in order)
+    order = turned_axes(graph, node, len(here.axes))
+    return None if order is None else tuple(here.axes[axis] for axis in order)
 
 
 def _other_operand(graph: Graph, node: Node, value: int) -> Floats | None:

@@ -353,9 +353,10 @@ class DataWorkload(Workload):
     ) -> Scoring:
         """The metric of the batches of a part, to be joined with those of the others."""
         exact, scoring, samples = None, None, 0
-        free = (session if reference is None else reference).free
+        fp32 = session if reference is None else reference
+        free = fp32.free
         if self.metric.needs_reference:
-            exact = self._cached(session if reference is None else reference)
+            exact = self._cached(fp32)
         session = exact if exact and reference is None else self.decoded(session)
         for batch in self._batches(part):
             samples += batch.count
@@ -363,7 +364,13 @@ class DataWorkload(Workload):
             if scoring is None:
                 if (reference is None and not part.index) or not self.scored:
                     self.scored = scored_outputs(
-                        self.metric, self.of, batch.feeds, untrimmed, self.slices, free
+                        self.metric,
+                        self.of,
+                        batch.feeds,
+                        untrimmed,
+                        self.slices,
+                        free,
+                        fp32.joined,
                     )
                 scoring = Scoring(self.metric, self.scored, free)
             outputs, beside = batch.trim(untrimmed), None

@@ -14,7 +14,7 @@ from finecast.engines.base import Engine, Loadable, Session, does_not_run
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.dry_run import CrashedError
 from finecast.naming import spelled, unknown_name
-from finecast.plugin import ONNX, PROGRAMS, SAVED_MODELS, EngineEntry, imported_on_use, plugins
+from finecast.plugin import ONNX, PROGRAMS, SAVED_MODELS, EngineEntry, engines, imported_on_use
 
 if TYPE_CHECKING:
     # Names of this room for others, as plugins: imported on first use.
@@ -51,7 +51,7 @@ EMULATOR = "emulator"
 PROGRAM_SUFFIX = ".pt2"
 
 ENGINES: Final[Mapping[str, EngineEntry]] = MappingProxyType(
-    {entry.name: entry for plugin in plugins() for entry in plugin.engines}
+    {entry.name: entry for entry in engines()}
 )
 """Known engines in order of preference; read-only."""
 
@@ -133,7 +133,7 @@ def devices(name: str) -> tuple[str, ...]:
 
 def reading(kind: str) -> tuple[str, ...]:
     """Names of the engines that load files of one kind."""
-    return tuple(name for name, entry in ENGINES.items() if entry.reads == kind)
+    return tuple(name for name, entry in ENGINES.items() if kind in entry.reads)
 
 
 @checks

@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, final
 
 import numpy as np
@@ -17,6 +18,7 @@ from finecast.graph import Node
 from finecast.naming import kind_of
 from finecast.numbers.formats import FLOATS, Format
 from finecast.numbers.thresholds import PROBED_GAIN
+from finecast.planning.detections import JoinedOutput
 from finecast.planning.free_rows import FreeOutput
 from finecast.usercode import guarded
 
@@ -153,11 +155,13 @@ class Session(ABC):
         inputs: The model's inputs, in order.
         outputs: The model's outputs, in order.
         free: Outputs whose length depends on numbers, where what loaded the model knows them.
+        joined: Likewise the outputs that the graph joins of parts, by name.
     """
 
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
     free: Sequence[FreeOutput] = ()
+    joined: Mapping[str, JoinedOutput] = MappingProxyType({})
 
     @abstractmethod
     def run(self, feeds: Feeds) -> dict[str, Array]:
@@ -350,6 +354,8 @@ class Engine(ABC):
         serves_streams: Whether it serves several requests at once, as in a server.
         loads_together: Whether models may be loaded and first run in several threads at once.
         tells_kernels: Whether sessions that are loaded with ``profiling`` tell their kernels.
+        widens: Whether it turns low formats that the CPU has no kernels for into fp32 as it
+            loads a model, so that its numbers take fp32's memory.
         untried: Which formats ``tune`` does not try where nobody names one, and how they are
             tried; empty if it tries all that gain.
     """
@@ -361,6 +367,7 @@ class Engine(ABC):
     serves_streams: bool = False
     loads_together: bool = False
     tells_kernels: bool = False
+    widens: bool = False
     untried: str = ""
 
     @property

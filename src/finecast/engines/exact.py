@@ -174,7 +174,8 @@ class CachedSession(Session):
 
     def __init__(self, session: Session, *, limit: int = _KEPT_BYTES) -> None:
         self.session = session
-        self.inputs, self.outputs, self.free = session.inputs, session.outputs, session.free
+        self.inputs, self.outputs = session.inputs, session.outputs
+        self.free, self.joined = session.free, session.joined
         self._left = limit
         self._known: dict[bytes, dict[str, Array]] = {}
 

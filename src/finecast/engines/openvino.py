@@ -403,6 +403,7 @@ class OpenVinoEngine(Engine):
     serves_streams = True
     loads_together = True
     tells_kernels = True
+    widens = True
 
     def __init__(self, device: str = "CPU") -> None:
         try:

@@ -239,3 +239,25 @@ def _plain(name: str) -> str:
 def _attributes(node: Node) -> str:
     library = _plain(node.native.partition("::")[0])
     return f"{library}:{digest(node.native, sorted(node.attributes.items()))}"
+
+
+def turned_axes(graph: Graph, node: Node, rank: int) -> tuple[int, ...] | None:
+    """For each axis behind a Transpose the axis that it was before; None if that is unknown.
+
+    Libraries state all axes, in an attribute or a constant, or the two that change places.
+    """
+    attributes = node.attributes
+    order = attributes.get("perm", attributes.get("dims"))
+    if order is None and len(node.inputs) > 1:
+        value = graph.read(node, 1)
+        constant = None if value is None else value.constant
+        if constant is not None and constant.size == rank:
+            order = tuple(int(axis) for axis in constant.read().reshape(-1))
+    first, second = attributes.get("dim0"), attributes.get("dim1")
+    if isinstance(first, int) and isinstance(second, int) and rank:
+        axes = [*range(rank)]
+        axes[first], axes[second] = axes[second], axes[first]
+        order = tuple(axes)
+    if not isinstance(order, tuple) or len(order) != rank:
+        return None
+    return tuple(int(axis) % rank for axis in order)

@@ -28,13 +28,14 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.points import moves
 from finecast.planning.provenance import Provenance
+from finecast.plugin import engines
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
 
 ENGINE_OPTION: Final = Option(
-    help="openvino, onnxruntime, tensorflow, torch, torch-eager; :DEVICE if not CPU; or"
+    help=f"{', '.join(entry.name for entry in engines())}; :DEVICE if not CPU; or"
     " emulator:TARGET.",
     metavar="NAME[:DEVICE]",
 )

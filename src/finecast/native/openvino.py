@@ -25,6 +25,7 @@ from finecast.native.source import EngineBuilt, VerifyOn, check_trust
 from finecast.native.verifying import publish, verify
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
+from finecast.plugin import IR
 from finecast.rules.policy import Policy
 
 
@@ -56,6 +57,7 @@ class OvModel(EngineModel[OvFile, OvPrepared]):
 
     library: ClassVar[str] = "OpenVINO"
     engine: ClassVar[str] = "openvino"
+    kind: ClassVar[str] = IR
     fp32_fix: ClassVar[str] = "convert the model in fp32"
 
     @property

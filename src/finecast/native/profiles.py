@@ -247,6 +247,7 @@ def measured_cost(
     profiles: Profiles,
     casts: Callable[[Format], CastRate],
     facts: Mapping[int, ValueFacts],
+    widened: frozenset[Format] = frozenset(),
 ) -> MeasuredCost:
     """Times by node: a kernel's time is shared evenly by the ops in it.
 
@@ -255,6 +256,7 @@ def measured_cost(
         profiles: Those of the fp32 model and the lowest plans.
         casts: Gives the cost of casts to a format in the engine.
         facts: Facts of values by id, of which the shapes are used.
+        widened: Formats that the engine turns into fp32 as it loads a model.
     """
     known = {n.name for n in graph.nodes}
     times: dict[Format, dict[str, float]] = {}
@@ -272,6 +274,7 @@ def measured_cost(
         shapes={i: f.shape for i, f in facts.items()},
         cast_overhead_s=rate.overhead_s,
         cast_bandwidth_gb_s=rate.bandwidth_gb_s,
+        widened=widened,
     )
 
 

@@ -22,7 +22,7 @@ from finecast.engines import (
 )
 from finecast.engines.base import Array, Engine, KernelTime, Session
 from finecast.engines.fallen_apart import FallenApart, fallen_apart
-from finecast.errors import UsageError
+from finecast.errors import UsageError, in_shell
 from finecast.frontends.keras_models import KERAS_SUFFIX, exported, import_keras, load_keras
 from finecast.measure.environment import environment
 from finecast.measure.memory import MemoryUse, peak_memory
@@ -115,7 +115,7 @@ class ProfileReport(Report):
             f" {f.throughput_per_s:.1f} samples/s, x{f.speedup.median:.2f}"
             for f in self.figures
         ]
-        return lines + [f"warning: {text}" for text in self.warnings]
+        return lines + [f"warning: {text}" for text in in_shell(self.warnings)]
 
     @property
     def tables(self) -> Sequence[TextTable]:

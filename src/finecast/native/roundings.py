@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.devices.targets import load_target
 from finecast.engines.base import (
     Array,
     Engine,
@@ -30,6 +31,7 @@ from finecast.engines.base import (
 from finecast.engines.loading import exact_session
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
+from finecast.measure.environment import local_target
 from finecast.measure.prices import PriceBook
 from finecast.native.profiles import (
     Profiles,
@@ -93,11 +95,12 @@ class Times:
             *(k for of in low.values() for k in of),
         ]
         units = make_units(graph, planner.permissions, planner.policy.formats, kernels)
+        widened = load_target(local_target()).widened if engine.widens else frozenset()
         return cls(
             units=units,
             points=points_of(planner, units, low),
             cost=measured_cost(
-                graph, profiles, partial(measure_casts, engine, book=book), facts
+                graph, profiles, partial(measure_casts, engine, book=book), facts, widened
             ),
             lowest_s=profiles.low_s,
             errors=profiles.errors,

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from finecast.data.decoding import state_of
 from finecast.data.sources import FeedMaker
-from finecast.engines import ENGINES, check_runs, get_engine, library_of
+from finecast.engines import check_runs, get_engine, reading
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session
 from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
@@ -31,6 +31,7 @@ from finecast.native.model import OpenedModel
 from finecast.native.subject import Built
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
+from finecast.planning.detections import JoinedOutput, joined_outputs
 from finecast.planning.edits import RoundTrip, cast_count
 from finecast.planning.free_rows import FreeOutput, free_outputs
 from finecast.planning.plan import Plan
@@ -136,6 +137,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         file: The model as the frontend read it.
         library: What messages call models of this kind.
         engine: The name of the library's own engine.
+        kind: The kind of its files, which engines say that they read.
         fp32_fix: What the user can do about ops that are not in fp32.
         builds: What keeps the model of a plan.
         told: Notes for the user on how the model was read.
@@ -143,6 +145,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
 
     library: ClassVar[str]
     engine: ClassVar[str]
+    kind: ClassVar[str]
     fp32_fix: ClassVar[str]
     builds: ClassVar[type[EngineBuilt]] = EngineBuilt
 
@@ -151,6 +154,9 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
     converted: Provenance | None = field(default=None, init=False)
     _prepared: tuple[Policy, PreparedT] | None = field(default=None, init=False)
     _free: tuple[FreeOutput, ...] | None = field(default=None, init=False)
+    _joined: Mapping[str, JoinedOutput] = field(
+        default_factory=dict[str, JoinedOutput], init=False
+    )
 
     def __post_init__(self) -> None:
         """The facts of the model are those of its file."""
@@ -209,8 +215,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
             UsageError: If the engine given does not run such models.
             EngineError: If no engine does.
         """
-        own = [n for n in ENGINES if library_of(n) == library_of(self.engine)]
-        check_runs(spec or self.engine, own, f"models of {self.library}")
+        check_runs(spec or self.engine, reading(self.kind), f"models of {self.library}")
         return [get_engine(spec or self.engine)]
 
     def reference(self) -> Session:
@@ -218,12 +223,12 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         return self.knowing_free(exact_session(self.loadable))
 
     def knowing_free(self, session: Session) -> Session:
-        """``session`` of the fp32 model, which then knows its outputs of free length."""
+        """``session`` of the fp32 model, which then knows what its graph says of outputs."""
         if self._free is None:
-            before = self._prepared
-            self._free = free_outputs(self.read_graph())
+            before, graph = self._prepared, self.read_graph()
+            self._free, self._joined = free_outputs(graph), joined_outputs(graph)
             self._prepared = before or self._prepared
-        session.free = self._free
+        session.free, session.joined = self._free, self._joined
         return session
 
     def second_engine(self, engine: Engine) -> Engine | None:

@@ -34,6 +34,10 @@ class CostModel(Protocol):
         """Observed shapes of values, by id."""
         ...
 
+    def stored(self, fmt: Format) -> Format:
+        """The format in which numbers of ``fmt`` rest in memory while a model runs."""
+        ...
+
     def node_time_s(self, graph: Graph, node: Node, fmt: Format) -> float:
         """Seconds that ``node`` takes if it computes in ``fmt``; casts are not included."""
         ...
@@ -64,6 +68,10 @@ class RooflineCost:
     shapes: Shapes = field(default_factory=dict[int, Shape])
     unknown_dim: int = 1
 
+    def stored(self, fmt: Format) -> Format:
+        """FP32 for formats that the target's engines widen as they load a model."""
+        return self.target.stored(fmt)
+
     def node_time_s(self, graph: Graph, node: Node, fmt: Format) -> float:
         """Seconds by the roofline; infinity if the engine has no such format."""
         rate = self.target.engine_for(by_name(node.op).kind).rate_tflops(fmt)
@@ -90,7 +98,7 @@ class RooflineCost:
             traffic: How many times the bytes of these values move.
         """
         shapes = self.node_shapes(graph, node)
-        stored = {i: self.target.stored(fmt) for i, fmt in stored.items()}
+        stored = {i: self.stored(fmt) for i, fmt in stored.items()}
         compute_s = (flops(graph, node, shapes) or 0.0) / (rate_tflops * _TERA)
         moved = bytes_moved(graph, node, stored, shapes)
         if moved == 0.0 and compute_s == 0.0:
@@ -100,7 +108,7 @@ class RooflineCost:
 
     def cast_time_s(self, value: Value, src: Format, dst: Format) -> float:
         """Seconds to read in one format and write in the other; zero where casts are free."""
-        src, dst = self.target.stored(src), self.target.stored(dst)
+        src, dst = self.stored(src), self.stored(dst)
         if src.storage is dst.storage or self.target.free_casts or value.constant is not None:
             return 0.0
         if not src.encodes_results:
@@ -138,12 +146,18 @@ class MeasuredCost:
         shapes: Observed shapes by value id; they take precedence over the values' own.
         cast_overhead_s: Fixed cost of a cast.
         cast_bandwidth_gb_s: Rate of a cast's reading and writing, 1e9 bytes a second.
+        widened: Formats that the engine turns into fp32 as it loads a model.
     """
 
     times_s: Mapping[Format, Mapping[str, float]]
     shapes: Shapes = field(default_factory=dict[int, Shape])
     cast_overhead_s: float = MEASURED_CAST_OVERHEAD_S
     cast_bandwidth_gb_s: float = MEASURED_CAST_BANDWIDTH_GB_S
+    widened: frozenset[Format] = frozenset()
+
+    def stored(self, fmt: Format) -> Format:
+        """FP32 for formats that the engine widens."""
+        return Format.FP32 if fmt in self.widened else fmt
 
     def node_time_s(self, graph: Graph, node: Node, fmt: Format) -> float:
         """Seconds as profiled; zero if fused away, infinity if ``fmt`` was not profiled."""

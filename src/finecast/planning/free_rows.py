@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from finecast.graph import Graph, Node, Value
 from finecast.graph.structure import READS_SHAPE_ONLY
+from finecast.planning.detections import class_columns
 
 _Array = NDArray[np.generic]
 _Floats: TypeAlias = NDArray[np.float64]
@@ -261,9 +262,13 @@ def _partners(first: Sequence[_Array], second: Sequence[_Array]) -> tuple[_Indic
     """Numbers of the rows in the first that have a partner, and of their partners."""
     count = len(first[0])
     both = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
-    floats = [a.astype(np.float64) for a in both if _holds_floats(a)]
-    numbers = np.concatenate([*floats, np.zeros((len(both[0]), 0))], axis=1)
     exact = [a for a in both if not _holds_floats(a)]
+    floats: list[_Array] = [np.zeros((len(both[0]), 0))]
+    for array in (a.astype(np.float64) for a in both if _holds_floats(a)):
+        classes = class_columns(array[count:], array[:count])
+        exact.append(array[:, classes])
+        floats.append(np.delete(array, classes, axis=1))
+    numbers = np.concatenate(floats, axis=1)
     # A NaN or an infinite number is near its like alone.
     finite = np.isfinite(numbers)
     lost = np.where(finite, 0.0, numbers).T

@@ -19,7 +19,7 @@ from finecast.numbers.formats import Format
 from finecast.ops.flops import Shapes, is_view, resolve_shape
 from finecast.ops.patterns import stays_inside
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis, Priced
+from finecast.planning.problem import Analysis, Priced, Stored, as_it_is
 from finecast.rules import Permission
 from finecast.solver.assignment import Ints
 
@@ -56,6 +56,7 @@ def peak_bytes(
     shapes: Shapes,
     kernels: Mapping[int, int],
     constants_bytes: int,
+    stored: Stored = as_it_is,
 ) -> int:
     """The estimate, in bytes.
 
@@ -65,9 +66,10 @@ def peak_bytes(
         shapes: Observed shapes, by value id; a value of unknown shape counts nothing.
         kernels: Kernel by node id: a value that stays inside one takes no memory.
         constants_bytes: Bytes of all constants.
+        stored: The format in which numbers of a format rest in memory.
     """
     return constants_bytes + int(
-        _alive(rest_in_memory(graph, formats, shapes, kernels)).max(initial=0)
+        _alive(rest_in_memory(graph, formats, shapes, kernels, stored)).max(initial=0)
     )
 
 
@@ -81,11 +83,16 @@ def alive_at_peak(resting: Sequence[Resting]) -> list[Resting]:
 
 
 def rest_in_memory(
-    graph: Graph, formats: Mapping[int, Format], shapes: Shapes, kernels: Mapping[int, int]
+    graph: Graph,
+    formats: Mapping[int, Format],
+    shapes: Shapes,
+    kernels: Mapping[int, int],
+    stored: Stored = as_it_is,
 ) -> list[Resting]:
     """The lifetimes of all values, and of their copies cast to the formats of readers.
 
-    The result of a view shares the memory of its source, so it has no entry.
+    The result of a view shares the memory of its source, so it has no entry; nor has a cast
+    between formats that rest in memory alike.
     """
     lifetimes: list[Resting] = []
     last = _last_readers(graph)
@@ -94,30 +101,36 @@ def rest_in_memory(
             continue
         shape = resolve_shape(value, shapes)
         if shape is not None and not stays_inside(value, kernels):
-            lifetimes += _copies(graph, value, math.prod(shape), formats, last[value.id])
+            whole = _copies(graph, value, math.prod(shape), formats, last[value.id], stored)
+            lifetimes += whole
     return lifetimes
 
 
 def _copies(
-    graph: Graph, value: Value, elements: int, formats: Mapping[int, Format], last: int
+    graph: Graph,
+    value: Value,
+    elements: int,
+    formats: Mapping[int, Format],
+    last: int,
+    stored: Stored,
 ) -> Iterator[Resting]:
     producer, own = value.producer, value.format or Format.FP32
-    stored = own
+    resting = stored(own)
     if producer is not None and _among(value, graph.following_outputs(graph.nodes[producer])):
-        stored = formats.get(producer, own).result
+        resting = stored(formats.get(producer, own).result)
     copied: dict[Format, list[int]] = {}
     ends = [last] if value.is_output else []
     for index in value.uses:
         node = graph.nodes[index]
-        wanted = formats.get(index, own).storage
-        if wanted is not stored and _among(value, graph.following_inputs(node)):
+        wanted = stored(formats.get(index, own)).storage
+        if wanted is not resting and _among(value, graph.following_inputs(node)):
             copied.setdefault(wanted, []).append(index)
         else:
             ends.append(last if is_view(node) else 2 * index + 1)
     ends += [2 * min(nodes) for nodes in copied.values()]
     first = 0 if producer is None else 2 * producer + 1
     yield Resting(
-        value=value.id, elements=elements, fmt=stored, first=first, last=max([first, *ends])
+        value=value.id, elements=elements, fmt=resting, first=first, last=max([first, *ends])
     )
     for fmt, nodes in copied.items():
         yield Resting(
@@ -190,20 +203,24 @@ def by_size(planner: Planner, analysis: Analysis) -> Analysis:
 def by_memory(planner: Planner, analysis: Analysis) -> Analysis:
     """``analysis`` priced by the bytes of the running model, as far as units decide them.
 
-    Counted are the constants, and the values alive at the memory peak of the fp32 model.
+    Counted are the constants, and the values alive at the memory peak of the fp32 model, each
+    in the format in which the device keeps it.
     """
-    graph, units = planner.graph, analysis.units
+    graph, units, stored = planner.graph, analysis.units, analysis.stored
     sized = by_size(planner, analysis)
     results = {fmt: np.zeros(len(units.members)) for fmt in analysis.times}
-    for lifetime in alive_at_peak(rest_in_memory(graph, {}, analysis.shapes, units.of)):
+    resting = rest_in_memory(graph, {}, analysis.shapes, units.of, stored)
+    for lifetime in alive_at_peak(resting):
         producer = graph.values[lifetime.value].producer
         if producer is not None and producer in units.of:
             for fmt, amount in results.items():
-                amount[units.of[producer]] += fmt.result.bytes_for(lifetime.elements)
+                amount[units.of[producer]] += stored(fmt.result).bytes_for(lifetime.elements)
+    constant_bytes = _stored_bytes(graph, planner.permissions)
     return replace(
         sized,
         priced=Priced.MEMORY,
         times={fmt: times + results[fmt] for fmt, times in sized.times.items()},
+        constant_cost=lambda value, fmt: constant_bytes(value, stored(fmt)),
     )
 
 
@@ -216,7 +233,7 @@ def resident_bytes(planner: Planner, analysis: Analysis, formats: Mapping[str, F
         formats: The plan's formats, by node name; other nodes keep theirs.
     """
     graph = planner.graph
-    stored = _stored_bytes(graph, planner.permissions)
+    stored, constant_bytes = analysis.stored, _stored_bytes(graph, planner.permissions)
     named = {n.id: formats[n.name] for n in graph.nodes if n.name in formats}
     constants = 0.0
     for value in graph.values:
@@ -224,8 +241,9 @@ def resident_bytes(planner: Planner, analysis: Analysis, formats: Mapping[str, F
             continue
         own = value.format
         read = {named.get(n, own) for n in value.uses} if own is Format.FP32 else {own}
-        constants += sum({fmt.storage: stored(value, fmt) for fmt in read}.values())
-    return peak_bytes(graph, named, analysis.shapes, analysis.units.of, int(constants))
+        copies = {fmt.storage: constant_bytes(value, stored(fmt)) for fmt in read}
+        constants += sum(copies.values())
+    return peak_bytes(graph, named, analysis.shapes, analysis.units.of, int(constants), stored)
 
 
 def _bytes_per_second(analysis: Analysis, stored: float) -> float:

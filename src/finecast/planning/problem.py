@@ -31,6 +31,8 @@ CastTime = Callable[[Value, Format, Format], float]
 NodeTime = Callable[[Node, Format], float]
 # Seconds by unit in each format, fp32 first.
 Times = Mapping[Format, NDArray[np.float64]]
+# The format in which numbers of a format rest in memory while a model runs.
+Stored = Callable[[Format], Format]
 # Cost of the copy of a constant that ops in a format read.
 ConstantCost = Callable[[Value, Format], float]
 
@@ -94,6 +96,11 @@ def unit_times(graph: Graph, units: Units, cost: CostModel, fmt: Format) -> Floa
     )
 
 
+def as_it_is(fmt: Format) -> Format:
+    """``Stored`` of a device that widens no format."""
+    return fmt
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
     """All data for the choice among plans of one graph.
@@ -110,6 +117,7 @@ class Analysis:
         shapes: Observed shapes of values, by id.
         priced: What the costs count.
         constant_cost: Cost of each copy of a constant; None if constants cost nothing.
+        stored: The format in which numbers of a format rest in memory on the device.
         node_time: Seconds of a node of the graph in a format, of each node and not only of
             those in a unit; None if that is not known.
     """
@@ -125,6 +133,7 @@ class Analysis:
     shapes: Shapes = field(default_factory=dict[int, Shape])
     priced: Priced = Priced.TIME
     constant_cost: ConstantCost | None = None
+    stored: Stored = as_it_is
     node_time: NodeTime | None = None
 
     def together(self, errors: Iterable[float]) -> float:
@@ -160,6 +169,7 @@ class Analysis:
             lowest_s=lowest_s,
             probes=probes,
             shapes=cost.shapes,
+            stored=cost.stored,
             node_time=partial(cost.node_time_s, graph),
         )
 

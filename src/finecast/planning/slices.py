@@ -25,18 +25,12 @@ _Array = NDArray[np.generic]
 _APART: Final = 8.0
 # Probabilities, cosines and normalized coordinates stay within [-1, 1] and have one unit: the
 # small ones are unlikely, which is nothing that has to keep its digits.
-_BOUNDED: Final = 1.0
+BOUNDED: Final = 1.0
 # Numbers that stay below this are no scores of what was detected, but channels that are dead
 # on the data: their relative error says nothing.
 _NOISE: Final = 1e-3
 # Numbers by which an index of an axis is judged: of fewer the largest is often a small one.
-_LEAST: Final = 16
-# Numbers of another unit decide every row of what is no decision. Where small numbers are the
-# largest of their row more often than that, they compete with the others as scores do.
-_RARELY: Final = 0.01
-# Coordinates are hardly ever negative, logits mostly: of numbers of another unit than the
-# scores at most this share is.
-_NEGATIVE: Final = 0.1
+LEAST: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,36 +80,10 @@ def slices_of(wanted: _Array, named: int | None = None) -> tuple[Slice, ...]:
         sizes = np.abs(wanted.astype(np.float32))
     sizes[~np.isfinite(sizes)] = 0
     for axis in range(1, sizes.ndim):
-        groups = _groups(sizes, axis)
+        groups = groups_along(sizes, axis)
         if len(groups) > 1:
             return tuple(Slice(axis=axis, indices=group) for group in groups)
     return (WHOLE,)
-
-
-def decisions_of(wanted: _Array) -> tuple[tuple[Slice, ...], tuple[Slice, ...]]:
-    """The slices that hold a score for each class along an axis, and those that do not.
-
-    Boxes in pixels are larger than every score beside them, so that the largest number of all
-    says which coordinate is the largest, whatever the scores are. Such scores are the slice of
-    the smallest unit, and decide along the axis of the slices. They are chances, or the large
-    numbers are hardly negative, as coordinates. Else the numbers decide together, along the
-    last axis: large ones that are never the largest (masked logits), or small ones that
-    sometimes are.
-    """
-    slices = slices_of(wanted)
-    if WHOLE in slices:
-        return slices, ()
-    axis = slices[0].axis
-    *others, scores = slices
-    own, *larger = (part.of(wanted).astype(np.float64) for part in (scores, *others))
-    best = np.max([numbers.max(axis=axis) for numbers in larger], axis=0)
-    chances = ((own >= 0) & (own <= _BOUNDED)).all()
-    coordinates = all(np.mean(numbers < 0) <= _NEGATIVE for numbers in larger)
-    if np.mean(own.max(axis=axis) > best) > _RARELY or not (chances or coordinates):
-        return (WHOLE,), ()
-    if len(scores.indices or ()) > 1:
-        return (scores,), tuple(others)
-    return ((WHOLE,), ()) if wanted.shape[axis] == 2 else ((), slices)
 
 
 def check_axis(named: int | None, outputs: Iterable[_Array]) -> None:
@@ -130,10 +98,10 @@ def check_axis(named: int | None, outputs: Iterable[_Array]) -> None:
     )
 
 
-def _groups(sizes: NDArray[np.float32], axis: int) -> list[tuple[int, ...]]:
+def groups_along(sizes: NDArray[np.float32], axis: int) -> list[tuple[int, ...]]:
     """The indices of an axis by the size of their numbers, the largest first."""
     count = sizes.shape[axis]
-    if count < 2 or sizes.size < _LEAST * count:
+    if count < 2 or sizes.size < LEAST * count:
         return []
     others = tuple(i for i in range(sizes.ndim) if i != axis)
     largest = sizes.max(axis=others)
@@ -145,6 +113,6 @@ def _groups(sizes: NDArray[np.float32], axis: int) -> list[tuple[int, ...]]:
     order = np.argsort(-usual, kind="stable")
     least = usual[order][:-1]
     beyond = np.maximum.accumulate(largest[order][::-1])[::-1][1:]
-    apart = (least > _BOUNDED) & (least >= _APART * beyond) & (beyond >= _NOISE)
+    apart = (least > BOUNDED) & (least >= _APART * beyond) & (beyond >= _NOISE)
     starts = [0, *(np.flatnonzero(apart) + 1).tolist(), count]
     return [tuple(sorted(order[a:b].tolist())) for a, b in pairwise(starts)]

@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
-from finecast.errors import in_python
+from finecast.errors import WarningText, in_python
 from finecast.files import check_writable, write_text
 from finecast.naming import left_out, listed, percent
 from finecast.terminal import Verbatim, finite, one_line, safe
@@ -68,11 +68,17 @@ class Report(ABC):
     """What a verb gives.
 
     ``print`` shows its ``lines``, a terminal's verb and a notebook its ``tables``, too. In
-    Python options have the names of keywords there. ``to_dict`` is what ``--json`` prints, and
-    ``save`` writes that.
+    Python options have the names of keywords there, and in the field ``warnings`` of those
+    that have one. ``to_dict`` is what ``--json`` prints, and ``save`` writes that.
     """
 
     __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Let Python read the field ``warnings`` with the names of its keywords."""
+        texts = getattr(self, "warnings", ())
+        if all(isinstance(text, str) for text in texts) and texts:
+            object.__setattr__(self, "warnings", tuple(map(WarningText, texts)))
 
     @property
     @abstractmethod

@@ -26,6 +26,7 @@ from finecast.data.deviation import ROUNDINGS_PER_OP, expected, fp32_error
 from finecast.data.workload import Workload, probed, probed_rows
 from finecast.engines.base import Array, Session, outputs_on
 from finecast.engines.exact import CachedSession, Exact
+from finecast.errors import in_shell
 from finecast.graph import Graph, Node
 from finecast.naming import left_out, listed, number_of, percent
 from finecast.native.model import LowModel, Seen
@@ -238,7 +239,7 @@ class Blame(Report):
             self.verdict,
             *told[:_SHOWN_OPS],
             *self._notes(),
-            *(f"warning: {text}" for text in self.warnings),
+            *(f"warning: {text}" for text in in_shell(self.warnings)),
         ]
 
     @property
@@ -304,7 +305,7 @@ class Blame(Report):
             "evaluations": self.evaluations,
             "probes": self.probes,
             "seconds": self.seconds,
-            "warnings": list(self.warnings),
+            "warnings": in_shell(self.warnings),
         }
 
 

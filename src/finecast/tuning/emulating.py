@@ -16,6 +16,7 @@ from finecast.data.workload import Workload, sample_count
 from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.engines.base import Array, EmulatedSession, Session, outputs_on
 from finecast.engines.exact import RELATIVE_ERROR, CachedSession, Exact
+from finecast.errors import in_shell
 from finecast.graph import Graph, Node, Value
 from finecast.naming import number_of
 from finecast.native.device import DeviceModel
@@ -79,7 +80,7 @@ class EmulationReport(Report):
             *self.summary,
             *output_lines(self.errors, self.left_out, by_output(self.metric)),
             *(f"{c.node.name}: {c.share:.1%}" for c in self.contributions[:_SHOWN_OPS]),
-            *(f"warning: {text}" for text in self.warnings),
+            *(f"warning: {text}" for text in in_shell(self.warnings)),
         ]
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from finecast.errors import in_shell
 from finecast.graph import Graph, Node
 from finecast.naming import number_of
 from finecast.numbers.encodings import Scaled
@@ -136,7 +137,7 @@ class Explanation(Report):
     @property
     def lines(self) -> list[str]:
         """What decided the node's format, or the formats of all nodes."""
-        warnings = [f"warning: {text}" for text in self.warnings]
+        warnings = [f"warning: {text}" for text in in_shell(self.warnings)]
         if self.node is not None:
             decision, named = self.decision, f"{self.node.name} ({self.node.native})"
             if decision is None:

@@ -15,7 +15,7 @@ from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
 from finecast.engines.exact import RELATIVE_ERROR
 from finecast.engines.usage import Inputs, how_to_run, in_memory_notes
-from finecast.errors import UsageError
+from finecast.errors import UsageError, in_shell
 from finecast.measure.environment import environment
 from finecast.measure.study import Trial
 from finecast.naming import number_of
@@ -237,7 +237,7 @@ class Result(Report):
     @property
     def lines(self) -> list[str]:
         """The verdict, both models side by side, and what the result is made of."""
-        warnings = [f"warning: {text}" for text in self.warnings]
+        warnings = [f"warning: {text}" for text in in_shell(self.warnings)]
         if self.verdict is not Verdict.CONVERTED:
             lines = [f"{self.verdict.value}: {self.why}"]
             lines.append(f"{self.reference}: {self.baseline.text(self.metric)}")
@@ -437,7 +437,7 @@ class Result(Report):
             "ran": self.ran,
             "adjustments": [gain.to_dict() for gain in self.gains],
             "decisions": [one.to_dict() for one in self.verified.decisions],
-            "warnings": list(self.warnings),
+            "warnings": in_shell(self.warnings),
         }
         if self.verdict is not Verdict.CONVERTED:
             content |= {"why": self.why, "stale": [str(path) for path in self.stale]}

@@ -1,4 +1,4 @@
-"""An engine that runs ONNX models by the standard's own definitions of ops."""
+"""An engine that runs ONNX models by the standard's own definitions of ops, IR by OpenVINO."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from finecast.engines import (
     Feeds,
     ModelSource,
     Session,
+    get_engine,
     ordered_feeds,
     read_source,
 )
@@ -32,9 +33,10 @@ class ReferenceEngine(Engine):
     def __init__(self, device: str) -> None:
         self.device = device
 
-    def load(self, model: Path | bytes, *, profiling: bool = False) -> Session:
-        """A session of the model; profiles are not known."""
-        del profiling
+    def load(self, model: Any, *, profiling: bool = False) -> Session:
+        """A session of the model; profiles of ONNX models are not known."""
+        if not isinstance(model, bytes) and not str(model).endswith(".onnx"):
+            return get_engine("openvino").load(model, profiling=profiling)
         runs = ReferenceEvaluator(str(model) if isinstance(model, Path) else model)
         return ReferenceSession(source=read_source(model), runs=runs)
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from finecast.plugin import EngineEntry, Plugin, Verb
+from finecast.plugin import IR, ONNX, EngineEntry, Plugin, Verb
 
 PLUGIN: Final = Plugin(
     name="toy",
@@ -17,6 +17,7 @@ PLUGIN: Final = Plugin(
             factory="ReferenceEngine",
             requires="onnx",
             install="pip install onnx",
+            reads=(ONNX, IR),
         ),
     ),
 )

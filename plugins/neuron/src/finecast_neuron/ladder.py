@@ -20,6 +20,7 @@ from finecast import Criterion, Format, Plan, Policy, Scope
 from finecast.data import Workload, by_output
 from finecast.devices import Emulation, setting_of
 from finecast.engines import CachedSession, Session
+from finecast.errors import in_shell
 from finecast.measure import Effort
 from finecast.native import DeviceModel, OpenedModel
 from finecast.planning import lowest, propose
@@ -127,7 +128,8 @@ class LadderOutcome(Report):
             verdict = "recommended" if one is self.best else "pass" if one.passed else "fail"
             time = f"x{one.time_s / self.fastest_s:.2f} of the fastest"
             lines.append(f"{one.rung.name}: {verdict}, metric {one.metric:.6g}, {time}")
-        return [*lines, f"plan by op: {self.why}", *(f"warning: {w}" for w in self.warnings)]
+        warnings = [f"warning: {text}" for text in in_shell(self.warnings)]
+        return [*lines, f"plan by op: {self.why}", *warnings]
 
     @property
     def tables(self) -> Sequence[TextTable]:

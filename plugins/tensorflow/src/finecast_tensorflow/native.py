@@ -27,6 +27,7 @@ from finecast.native import (
     verify,
 )
 from finecast.planning import Adjustment
+from finecast.plugin import SAVED_MODELS
 from finecast_tensorflow import frontend
 from finecast_tensorflow.frontend import (
     FrozenModel,
@@ -100,6 +101,7 @@ class TensorFlowModel(EngineModel[TensorFlowFile, TensorFlowPrepared]):
 
     library: ClassVar[str] = "TensorFlow"
     engine: ClassVar[str] = "tensorflow"
+    kind: ClassVar[str] = SAVED_MODELS
     fp32_fix: ClassVar[str] = "save the model in fp32 first"
 
     @property

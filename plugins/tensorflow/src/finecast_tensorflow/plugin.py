@@ -20,7 +20,7 @@ PLUGIN: Final = Plugin(
             factory="TensorFlowEngine",
             requires="tensorflow",
             install="pip install tensorflow",
-            reads=SAVED_MODELS,
+            reads=(SAVED_MODELS,),
             framework="TensorFlow",
         ),
     ),

@@ -112,6 +112,10 @@ class CompiledCost:
         rate = self.rates[Format.FP32]
         return rate.overhead_s + moved / rate.bandwidth_gb_s / 1e9
 
+    def stored(self, fmt: Format) -> Format:
+        """The same: PyTorch keeps tensors in their types."""
+        return fmt
+
     def cast_time_s(self, value: Value, src: Format, dst: Format) -> float:
         """Seconds to convert ``value``; less if the cast is fused with an op next to it."""
         if src.storage is dst.storage or not src.encodes_results or value.constant is not None:

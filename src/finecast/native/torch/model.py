@@ -79,6 +79,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import predicted_error
 from finecast.planning.proposing import frontier_of, predicted_cost, proposal
+from finecast.plugin import PROGRAMS
 from finecast.rules.facts import ValueFacts
 from finecast.rules.guests import FINECAST
 from finecast.rules.policy import Policy, Scope
@@ -273,6 +274,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     library: ClassVar[str] = "PyTorch"
     engine: ClassVar[str] = NAME
+    kind: ClassVar[str] = PROGRAMS
     builds: ClassVar[type[EngineBuilt]] = TorchBuilt
     converts: ClassVar[type[Converter]] = TorchConverter
     fp32_fix: ClassVar[str] = "convert copy.deepcopy(module).float(), with inputs in fp32"
