@@ -182,9 +182,8 @@ class BlockLayout:
         return E4M3.round(largest / most / of_tensor), of_tensor
 
     def _powers(self, largest: Array) -> Array:
-        """The powers of two by which the numbers of a block are divided."""
+        """The powers of two by which the numbers of a block are divided; any for zeros."""
         exponent = np.frexp(largest)[1] - 1 - self.element.largest_exponent
-        exponent = np.where(largest == 0, _LEAST_EXPONENT, exponent)
         exponent = np.clip(exponent, _LEAST_EXPONENT, _MOST_EXPONENT)
         powers = np.ldexp(np.float32(1), exponent)
         return np.where(np.isfinite(largest), powers, np.float32(np.nan))
