@@ -188,6 +188,14 @@ def emulated_file(path: Path) -> dict[str, Any]:
     return dict(session.run({"x": np.ones((2, 96), np.float32)}))
 
 
+def test_data_may_judge_what_numbers_scale_by_themselves(tmp_path: Path) -> None:
+    net = saved(NET, net_weights(), tmp_path, "onnx")
+    np.savez(tmp_path / "x.npz", x=drawn(32, 96))
+    done = api.convert(net, None, "all:nvfp4", target="sm100", data=tmp_path / "x.npz")
+    assert len(coded(done.plan, Format.NVFP4)) == 3
+    assert not any("gptq" in text for text in done.warnings)
+
+
 def test_bytes_count_scales(tmp_path: Path) -> None:
     weights = net_weights()
     net, out = saved(NET, weights, tmp_path, "onnx"), tmp_path / "low.onnx"
