@@ -55,5 +55,5 @@ def test_derived_facts(fmt: Format) -> None:
 
 
 def test_unknown_format_names_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"'int3'.*bf16"):
+    with pytest.raises(UsageError, match=r"'int3'.*int8"):
         Format.parse("int3")

@@ -25,6 +25,7 @@ from finecast.native.artefact import Destination
 from finecast.native.lock import Deployed, Runner, lock_files
 from finecast.native.model import OpenedModel, ReadOptions, RunOptions
 from finecast.native.opening import lock_beside
+from finecast.numbers.encodings import Scaled
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, reporting
 from finecast.rules.policy import DEFAULT_POLICY, Policy
@@ -171,7 +172,8 @@ def locked(
 def judged_by_chosen(data: DataOptions, plan: Plan) -> Iterator[str]:
     """A warning if the data by which codes were chosen are among those that judge them."""
     constants = (one for e in plan.encodings.values() for one in e.constants.values())
-    if not data.calibrates_apart and any(one.shifts for one in constants):
+    moved = (one.shifts for one in constants if isinstance(one, Scaled))
+    if not data.calibrates_apart and any(moved):
         yield (
             "gptq chose codes by the data that judge the result: on other data it may lose"
             " more than is stated here; give data of their own to choose by (--calib)"

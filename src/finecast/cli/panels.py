@@ -15,7 +15,7 @@ from finecast.plugin import load, plugins
 
 PANELS: Final[dict[str, tuple[str, ...]]] = {
     "Options": (
-        *("path", "output", "plan", "data", "metric", "evaluate", "calib", "tolerance"),
+        *("to", "path", "output", "plan", "data", "metric", "evaluate", "calib", "tolerance"),
         *("keep", "auto_cast_type", "engine", "target", "force", "resume", "ops", "every"),
         *("settings", "strict"),
         *("values", "as_json", "help"),

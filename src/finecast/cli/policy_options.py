@@ -34,8 +34,8 @@ class Casting:
         " values: int8_weights, int4_weights, int8_dynamic, int4_dynamic,"
         " int8_weights_bf16, int4_weights_bf16, in ONNX Runtime also int8_dynamic_128,"
         " int4_dynamic_128, in PyTorch int8_dynamic_row; for a device that has it int8,"
-        " fp8_e4m3 or tf32. Several: auto mixes them, other scopes take the first that an"
-        " op may have.",
+        " fp8_e4m3, tf32, or blocks: mxfp8_e4m3, mxfp4, nvfp4, nvfp4_weights_bf16 and the"
+        " like. Several: auto mixes them, other scopes take the first that an op may have.",
         metavar="FORMAT[,FORMAT]",
     ).field(None)
 

@@ -22,7 +22,7 @@ from finecast.devices.emulation import (
 )
 from finecast.errors import UsageError
 from finecast.naming import stated
-from finecast.numbers.formats import CODED, Format
+from finecast.numbers.formats import BLOCKS, CODED, Format
 from finecast.numbers.roundmodes import Rounding
 from finecast.ops import OpKind
 from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope, low_formats
@@ -33,9 +33,14 @@ _HERE: Final = (Format.BF16, Format.FP16, *CODED)
 # Formats that a model can state: by ONNX's types, or in the case of tf32 by arithmetic.
 _STATED: Final = (
     *(Format.BF16, Format.FP16, Format.TF32),
-    *(Format.FP8_E4M3, Format.FP8_E5M2, *CODED),
+    *(Format.FP8_E4M3, Format.FP8_E5M2, *CODED, *BLOCKS),
 )
 _NO_TARGET: Final = "TARGET"
+_NOTE_ON_BLOCKS: Final = (
+    "{}: the model has such weights in blocks, by DequantizeLinear, which no engine here runs:"
+    " its numbers were computed by finecast. Where a device multiplies blocks, its kernels"
+    " round the values that meet them, which no ONNX model states"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,7 @@ class CastRequest:
     @property
     def asks_for_codes(self) -> bool:
         """Whether a scaled format is named: it is stated in the model, compilers have none."""
-        return any(Format.parse(label) in CODED for label in self.labels)
+        return any(Format.parse(label).has_scales for label in self.labels)
 
     @property
     def chooses_by_op(self) -> bool:
@@ -271,6 +276,8 @@ def format_notes(emulation: Emulation) -> dict[Format, str]:
     fmt = emulation.format
     if fmt is Format.TF32:
         return {fmt: TF32_NOTE}
+    if fmt.blocks is not None:
+        return {fmt: _NOTE_ON_BLOCKS.format(fmt.label)}
     if fmt.has_scales and not fmt.runs_on_codes:  # codes are decoded by definition
         return {}
     real = emulation.target.engine_for(OpKind.MATMUL).computes_in(fmt)

@@ -26,7 +26,7 @@ from finecast.devices.targets import (
 )
 from finecast.errors import UsageError
 from finecast.graph import Graph, Node
-from finecast.numbers.encodings import Dynamic, Encodings, Scaled
+from finecast.numbers.encodings import Dynamic, Encodings, Stored
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding
 from finecast.ops import OpKind, Tier, by_name
@@ -97,7 +97,7 @@ class Emulation:
     def conversion(
         self,
         fmt: Format,
-        encoding: Scaled | Dynamic | None = None,
+        encoding: Stored | Dynamic | None = None,
         *,
         standalone: bool = False,
         flush: bool = False,
@@ -179,7 +179,7 @@ def check(emulation: Emulation) -> None:
             known = ", ".join(f.label for f in low)
             lacks = (
                 "no such arithmetic"
-                if fmt.runs_on_codes or not fmt.has_scales
+                if fmt.reads is fmt
                 else "no kernels known that widen weights as they read them"
             )
             raise UsageError(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from finecast.errors import ModelError
 from finecast.graph import Graph
+from finecast.numbers.blocks import E4M3, BlockLayout, Element
 from finecast.numbers.encodings import Dynamic, Encoding, Encodings, Reading, Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
@@ -514,6 +515,7 @@ _FP32_BITS: Final = np.finfo(np.float32).nmant
 # The product of a number above this by 2 ** n + 1 could overflow: such numbers are first
 # multiplied by _DOWN, which is exact.
 _LARGE: Final = 2.0**64
+_MOST: Final = 2.0**104
 _DOWN: Final = 2.0**-32
 
 
@@ -548,7 +550,7 @@ def converted(op: Op, x: Any, how: Rounder) -> Any:
     """
     if isinstance(how.encoding, Dynamic):
         return dynamic(op, x, how.encoding)
-    if how.encoding is not None:
+    if isinstance(how.encoding, Scaled):
         return coded(op, x, how.encoding)
     fmt = how.format
     if how.saturate:
@@ -577,12 +579,60 @@ def coded(op: Op, x: Any, encoding: Scaled) -> Any:
 
 def dynamic(op: Op, x: Any, encoding: Dynamic) -> Any:
     """The tensor ``x`` as a kernel rounds it by scales that it finds for groups of numbers."""
-    group = encoding.group
-    rows = op("reshape", x, [-1, group], special_zero=False) if group else x
+    group, layout = encoding.group, encoding.format.blocks
+    rows = op("reshape", x, [1, -1, group], special_zero=False) if group else x
     ends = op("reduce_max", op("abs", rows), [-1], keep_dims=True)
-    scales = op("divide", op("maximum", ends, float(encoding.least)), float(encoding.largest))
-    steps = op("round", op("divide", rows, scales), mode="half_to_even")
-    return op("reshape", op("multiply", steps, scales), op("shape_of", x), special_zero=False)
+    if layout is not None:
+        rounded_rows = _in_blocks(op, rows, ends, layout)
+    else:
+        least = op("maximum", ends, float(encoding.least))
+        scales = op("divide", least, float(encoding.largest))
+        steps = op("round", op("divide", rows, scales), mode="half_to_even")
+        rounded_rows = op("multiply", steps, scales)
+    return op("reshape", rounded_rows, op("shape_of", x), special_zero=False)
+
+
+def _in_blocks(op: Op, rows: Any, ends: Any, layout: BlockLayout) -> Any:
+    """``rows``, each of which is a block whose largest magnitude is in ``ends``, rounded.
+
+    It is what ``numbers.blocks`` computes, but for blocks below 2^-118 and beyond 2^104, and
+    for a NaN, which may leave the other numbers of its block as they are. In OpenVINO, whose
+    divisions may be off by a unit in the last place, so may be the scale of a tensor.
+    """
+    element = layout.element
+    if layout.per_tensor:
+        whole = op("reduce_max", ends, [0, 1, 2], keep_dims=True)
+        share = op("divide", whole, element.largest * E4M3.largest)
+        of_tensor = op("maximum", share, Format.FP32.smallest_normal)
+        scales = op("divide", op("divide", ends, element.largest), of_tensor)
+        scales = op("multiply", _nearest(op, scales, E4M3), of_tensor)
+        ends = op("multiply", whole, 0.0)  # NaN for an Inf anywhere
+        divisors = op("select", op("greater", scales, 0.0), scales, 1.0)
+    else:
+        top = 2.0**element.largest_exponent
+        least = Format.FP32.smallest_normal * top
+        power = _power_below(op, op("clamp", ends, min_value=least, max_value=_MOST))
+        scales = divisors = op("multiply", power, 1 / top)
+    near = op("multiply", _nearest(op, op("divide", rows, divisors), element), scales)
+    # What is not finite becomes NaN, also where a kernel of clamp does not pass it on.
+    spoiled = op("multiply", op("add", rows, ends), 0.0)
+    return op("multiply", near, op("add", spoiled, 1.0))
+
+
+def _nearest(op: Op, x: Any, element: Element) -> Any:
+    """Each number rounded to the nearest element, and clamped to the largest."""
+    top = 2.0 ** (element.largest_exponent + 1)
+    bounded = op("clamp", op("abs", x), min_value=element.smallest_normal, max_value=top)
+    step = op("multiply", _power_below(op, bounded), 2.0**-element.mantissa_bits)
+    near = op("multiply", op("round", op("divide", x, step), mode="half_to_even"), step)
+    return op("clamp", near, min_value=-element.largest, max_value=element.largest)
+
+
+def _power_below(op: Op, x: Any) -> Any:
+    """The largest power of two that is not above each number, from 2^-126 to 2^104."""
+    product = op("multiply", x, 2.0**_FP32_BITS + 1.0)
+    nearest = op("subtract", product, op("subtract", product, x))
+    return op("select", op("greater", nearest, x), op("multiply", nearest, 0.5), nearest)
 
 
 def _high_part(op: Op, x: Any, fmt: Format) -> Any:

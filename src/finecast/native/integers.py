@@ -33,7 +33,7 @@ from finecast.errors import EngineError, Unfit, UsageError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node
 from finecast.native.source import Source
-from finecast.numbers.encodings import Dynamic, Encodings, Scaled
+from finecast.numbers.encodings import Dynamic, Encodings, Stored
 from finecast.numbers.formats import Format
 from finecast.numbers.thresholds import LIMIT, excused
 from finecast.planning.plan import Plan
@@ -272,7 +272,7 @@ def not_rounded(
     graph, known = applied.graph, {n.name: n for n in applied.graph.nodes}
     shown = {value: name for name, value in applied.observable().items()}
     inputs = {v.id: feeds[v.name] for v in graph.inputs if v.name in feeds}
-    products: dict[str, tuple[Node, Scaled]] = {}
+    products: dict[str, tuple[Node, Stored]] = {}
     for name, encodings in plan.encodings.items():
         node = known[name]
         weights = encodings.constants.get(1)
@@ -306,7 +306,7 @@ _ROWS_COMPARED: Final = 16
 def _rounds(
     graph: Graph,
     node: Node,
-    weights: Scaled,
+    weights: Stored,
     ran: tuple[Array, Array],
     how: Dynamic,
 ) -> bool:

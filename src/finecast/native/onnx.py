@@ -185,8 +185,17 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
     def load_written(
         self, built: EngineBuilt, written: Loadable, engine: Engine
     ) -> tuple[Session, Kernels]:
-        """The file in an engine; a device's emulator loads it, too."""
-        return try_with_kernels(engine, written)
+        """The file in an engine; a device's emulator loads it, too.
+
+        Where kernels of a device round values, which the file does not say, so does the
+        session that is returned.
+        """
+        loaded = try_with_kernels(engine, written)
+        rounds = any(f.dynamic_group is not None for f in built.plan.low_formats)
+        if engine.emulates is None or not rounds:
+            return loaded
+        copy = partial(self.roundable, built.plan.policy, built.plan.adjustments)
+        return plan_session(copy, built.plan, engine.emulates), ()
 
     @property
     def explains(self) -> bool:

@@ -18,7 +18,7 @@ from finecast.frontends.prepared import PreparedModel
 from finecast.naming import close_names
 from finecast.native.gains import no_adjustments
 from finecast.native.hint import check_by_hint
-from finecast.numbers.formats import DYNAMIC, Format
+from finecast.numbers.formats import BLOCKS, DYNAMIC, Format
 from finecast.planning.carried import Carried
 from finecast.planning.planner import Planner
 from finecast.rules import Context
@@ -121,7 +121,7 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
     if device is not None:
         check_formats(device, policy)
     for fmt in policy.formats:
-        if fmt is Format.TF32 and device is None:
+        if device is None and (fmt is Format.TF32 or fmt.blocks is not None):
             raise UsageError(
                 f"no engine here computes in {fmt.label}",
                 fix="name the device with --target (target=...), or use bf16 or fp16",
@@ -152,6 +152,13 @@ def _in_place_of(fmt: Format, engine: Engine, prepared: PreparedModel) -> str:
 
 def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
     """Raise the error for a format that a model of this library cannot state."""
+    if fmt.blocks is not None:
+        there = ", ".join(f.label for f in (*BLOCKS, Format.BF16) if f in prepared.states)
+        raise UsageError(
+            f"{prepared.library} models cannot state constants in {fmt.label}",
+            where=f"--auto-cast-type {fmt.label}",
+            fix=f"see what it does with finecast emulate, or use one of {there}",
+        )
     if fmt.has_scales:
         ir = ", or of TensorFlow OpenVINO's IR (-o NAME.xml)" if fuses("openvino", fmt) else ""
         rounds = [f.label for f in DYNAMIC if fmt in DYNAMIC and f in prepared.states]

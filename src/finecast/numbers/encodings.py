@@ -3,9 +3,10 @@
 A float format is an encoding without parameters. One with parameters stores numbers as integer
 codes: ``x`` is stored as ``x / scale``, rounded to nearest even, plus the zero point, and
 clamped to the codes of the grid. A tensor has one scale, or one for each channel along an
-axis, or one for each group of some numbers in a row along an axis. A new encoding is a row of
-``formats.Format``, one in each frontend that states it, and one in each engine that computes
-with it.
+axis, or one for each group of some numbers in a row along an axis. In formats of blocks the
+numbers themselves give the scales (``numbers.blocks``), and the axis is the only parameter. A
+new encoding is a row of ``formats.Format``, one in each frontend that states it, and one in
+each engine that computes with it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, TypeAlias
 
+import ml_dtypes
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from finecast.files.saved import converted
+from finecast.numbers.blocks import BlockLayout, StoredBlocks
 from finecast.numbers.formats import Format, Grid
 
 
@@ -396,11 +399,113 @@ def _split(shape: tuple[int, ...], axis: int, group: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """How a constant is stored in a format of blocks, which lie along ``axis``.
+
+    Law: scales and codes are those that ``numbers.blocks`` finds in the numbers, so that a
+    constant has one encoding along an axis. What is decoded is rounded to the format that ops
+    compute in.
+
+    Raises:
+        ValueError: If the format has no blocks, or the axis is negative.
+    """
+
+    format: Format
+    axis: int
+
+    def __post_init__(self) -> None:
+        if self.format.blocks is None or self.axis < 0:
+            raise ValueError(f"{self.label} has no blocks along axis {self.axis}")
+
+    @classmethod
+    def of_constant(
+        cls, fmt: Format, array: NDArray[np.generic], channels: tuple[int, ...]
+    ) -> Blocks:
+        """The encoding in ``fmt`` of a matrix, whose blocks lie across its ``channels``.
+
+        Raises:
+            ValueError: If it is no matrix with channels, is empty, or has NaN or Inf.
+        """
+        if array.ndim != _MATRIX or len(channels) != 1:
+            raise ValueError("blocks are those of a matrix")
+        if not array.size:
+            raise ValueError("it is empty")
+        if not np.isfinite(array.astype(np.float32, copy=False)).all():
+            raise ValueError("a block with NaN or Inf has no scale")
+        return cls(format=fmt, axis=1 - channels[0])
+
+    @property
+    def label(self) -> str:
+        """The format's name."""
+        return self.format.label
+
+    @property
+    def layout(self) -> BlockLayout:
+        """What blocks of the format are."""
+        assert self.format.blocks is not None
+        return self.format.blocks
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The type that stores the codes."""
+        return self.format.dtype
+
+    def bytes_for(self, count: int) -> int:
+        """Bytes that ``count`` codes take with the scales of whole blocks."""
+        return self.format.bytes_for(count)
+
+    def stored(self, x: NDArray[np.generic]) -> StoredBlocks:
+        """The codes and scales of ``x``."""
+        return self.layout.stored(x.astype(np.float32, copy=False), self.axis)
+
+    def encode(self, x: NDArray[np.generic]) -> NDArray[np.generic]:
+        """The codes of ``x``."""
+        return self.stored(x).codes
+
+    def round(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """``x`` stored and read back."""
+        return self.format.result.round(self.layout.round(x, self.axis))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The parameters as JSON content, without the format."""
+        return {"axis": self.axis}
+
+    @classmethod
+    def from_dict(cls, fmt: Format, content: Mapping[str, Any]) -> Blocks:
+        """Read what ``to_dict`` gave.
+
+        Raises:
+            ValueError: If ``content`` has another form.
+        """
+        return converted({**content, "format": fmt.label}, cls)
+
+
+_MATRIX: Final = 2  # dimensions
+
+Stored: TypeAlias = Scaled | Blocks
+"""How a constant is stored in a format with scales."""
+
+
+def stored_as(
+    fmt: Format,
+    array: NDArray[np.generic],
+    channels: tuple[int, ...] = (),
+    *,
+    least_error: bool = False,
+) -> Stored:
+    """How a constant is stored in ``fmt``; as ``of_constant`` of both."""
+    if fmt.blocks is not None:
+        return Blocks.of_constant(fmt, array, channels)
+    return Scaled.of_constant(fmt, array, channels, least_error=least_error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dynamic:
-    """How a kernel rounds a value that it reads: codes whose scales it finds at run time.
+    """How a kernel rounds a value that it reads: by scales that it finds at run time.
 
     Each ``group`` numbers in a row along the last axis share a scale, or all of them with
-    ``WHOLE_ROW``. By it the largest of them becomes the largest code. PyTorch states this
+    ``WHOLE_ROW``. By it the largest of them becomes the largest code; in formats of blocks
+    values are rounded as constants are. PyTorch states this
     rounding; nothing in other models does: the engine makes it where it finds constants in
     ``format``.
 
@@ -428,8 +533,10 @@ class Dynamic:
         """The numbers that the codes of ``x`` stand for.
 
         Raises:
-            ValueError: If the last axis is not made of whole groups.
+            ValueError: If the last axis is not made of whole groups; a block may be short.
         """
+        if self.format.blocks is not None:
+            return self.format.blocks.round(x, axis=-1)
         group = self.group or x.shape[-1]
         if x.shape[-1] % group:
             raise ValueError(f"{x.shape[-1]} numbers are no groups of {group}")
@@ -457,7 +564,7 @@ class Dynamic:
         return converted({**content, "format": fmt.label}, cls)
 
 
-Encoding: TypeAlias = Format | Scaled
+Encoding: TypeAlias = Format | Scaled | Blocks
 """How numbers are stored."""
 Reading: TypeAlias = Encoding | Dynamic
 """How an operand is rounded: as it is stored, or by the kernel that reads it."""
@@ -475,16 +582,16 @@ class Encodings:
     operands: Mapping[int, Scaled | Dynamic] = field(
         default_factory=dict[int, "Scaled | Dynamic"]
     )
-    constants: Mapping[int, Scaled] = field(default_factory=dict[int, Scaled])
+    constants: Mapping[int, Stored] = field(default_factory=dict[int, "Stored"])
     result: Encoding = Format.FP32
 
-    def at(self, index: int) -> Scaled | Dynamic | None:
+    def at(self, index: int) -> Stored | Dynamic | None:
         """The encoding of input ``index``; None if it is not encoded."""
         return self.operands.get(index) or self.constants.get(index)
 
     def to_dict(self) -> dict[str, Any]:
         """The parameters as JSON content, without the format."""
-        roles: dict[str, Mapping[int, Scaled | Dynamic]] = {
+        roles: dict[str, Mapping[int, Stored | Dynamic]] = {
             "operands": self.operands,
             "constants": dict(self.constants),
         }
@@ -528,10 +635,7 @@ class Encodings:
             raise ValueError(f"{fmt.label} ops give {result.label}, not {stated.result!r}")
         encodings = cls(
             operands={i: operand(e) for i, e in stated.operands.items()},
-            constants={
-                i: Scaled.from_dict(fmt, fmt.grid(constant=True), e)
-                for i, e in stated.constants.items()
-            },
+            constants={i: _constant(fmt, e) for i, e in stated.constants.items()},
             result=result,
         )
         # A format for constants alone has none where a conversion stored the constants before.
@@ -552,7 +656,13 @@ _SIGNED: Final = "signed"
 """The key that says that the codes of a value are signed."""
 
 
-def _stated(encoding: Scaled | Dynamic, role: str) -> dict[str, Any]:
+def _constant(fmt: Format, content: dict[str, Any]) -> Stored:
+    if fmt.blocks is not None:
+        return Blocks.from_dict(fmt, content)
+    return Scaled.from_dict(fmt, fmt.grid(constant=True), content)
+
+
+def _stated(encoding: Stored | Dynamic, role: str) -> dict[str, Any]:
     """The parameters as JSON content; those of values say if codes are signed."""
     signed = isinstance(encoding, Scaled) and encoding.grid.symmetric and role != "constants"
     return encoding.to_dict() | ({_SIGNED: True} if signed else {})
@@ -564,6 +674,9 @@ def stored_bytes(x: NDArray[np.generic], encoding: Encoding, *, piece: int) -> I
     Elements of 4 bits are packed in pairs, the first of them in the lower half of a byte, as
     ONNX and OpenVINO do; ``piece`` is even then.
     """
+    if isinstance(encoding, Blocks):  # what lies in one block is not stored in a row
+        yield packed(encoding.encode(x), encoding.layout.element.bits).tobytes()
+        return
     flat = x.reshape(-1)
     scale = None if isinstance(encoding, Format) else encoding.along(x.shape).flat
     shifts = None if isinstance(encoding, Format) else encoding.shifted((x.size,))
@@ -579,10 +692,11 @@ def stored_bytes(x: NDArray[np.generic], encoding: Encoding, *, piece: int) -> I
 
 
 def packed(codes: NDArray[np.generic], bits: int) -> NDArray[np.generic]:
-    """``codes`` of ``bits`` each as an array of whole bytes; an odd one is padded by 0."""
-    if bits >= 8:
+    """``codes`` as an array of whole bytes: those of 4 bits in pairs, an odd one with a 0."""
+    if bits != 4:
         return codes
-    halves = codes.astype(np.int8).view(np.uint8).reshape(-1) & 0xF
+    floats = codes.dtype == ml_dtypes.float4_e2m1fn
+    halves = (codes if floats else codes.astype(np.int8)).view(np.uint8).reshape(-1) & 0xF
     halves = np.pad(halves, (0, halves.size % 2))
     return halves[0::2] | (halves[1::2] << 4)
 

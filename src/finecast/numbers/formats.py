@@ -2,7 +2,7 @@
 
 Sources: IEEE 754-2019 (fp16, fp32); Google's bfloat16; NVIDIA's TF32; OCP 8-bit Floating
 Point Specification 1.0 (e4m3 "fn", e5m2); the IEEE-like e4m3 and e3m4 are ml_dtypes' and
-AWS Trainium's.
+AWS Trainium's; formats of blocks: those of ``numbers.blocks``.
 
 Code outside this package asks a format what it does (``encodes_values``, ``needs_ranges``,
 ``bytes_for``) and never what kind of format it is, so that a new format is one row here.
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
+from finecast.numbers import blocks
+from finecast.numbers.blocks import BlockLayout
 from finecast.numbers.rounding import convert_constant, round_to
 
 
@@ -81,7 +83,7 @@ class _Codes:
     Without a zero point kernels multiply ``signed`` values; the grid is that of ``values`` if
     there is none.
     Without a grid for ``values`` the format is for constants alone: ops compute on decoded
-    constants, in ``decoded``, the name of a float format. With ``groups``, sizes in order of
+    constants. With ``groups``, sizes in order of
     preference, the numbers of a channel have a scale for each group of so many, and
     ``fewest_groups`` at least. Of a ``dynamic`` format the kernels themselves round the values
     that meet such constants, to 8 bits: they find a scale for each so many numbers in a row.
@@ -89,7 +91,6 @@ class _Codes:
 
     values: Grid | None
     constants: Grid
-    decoded: str = "FP32"
     groups: tuple[int, ...] = ()
     signed: Grid | None = None
     fewest_groups: int = 1
@@ -98,11 +99,20 @@ class _Codes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
+    """The facts of a format.
+
+    Ops on decoded constants compute in ``decoded``, the name of a float format; fp32 if there
+    is none. Constants are stored in ``blocks``; where nothing says what they are decoded to,
+    kernels multiply blocks, and round the values that they read to blocks, too.
+    """
+
     exponent_bits: int
     mantissa_bits: int
     bits: int
     finite_only: bool = False
     codes: _Codes | None = None
+    blocks: BlockLayout | None = None
+    decoded: str | None = None
 
 
 # What x86's integer products take: unsigned values, and signed weights symmetric around 0.
@@ -126,18 +136,39 @@ _BY_GROUPS: Final = _Codes(values=None, constants=_INT4, groups=(128, 64, 32), f
 _BY_CHANNELS: Final = _Codes(values=None, constants=_INT8)
 
 
-def _coded(codes: _Codes) -> _Layout:
+def _coded(codes: _Codes, decoded: str | None = None) -> _Layout:
     """The layout of codes whose sign is a bit of its own, with fp32 scales."""
     bits = ml_dtypes.iinfo(codes.constants.dtype).bits
-    return _Layout(exponent_bits=8, mantissa_bits=bits - 1, bits=bits, codes=codes)
+    mantissa_bits = bits - 1
+    return _Layout(
+        exponent_bits=8, mantissa_bits=mantissa_bits, bits=bits, codes=codes, decoded=decoded
+    )
+
+
+# The sizes of blocks: of the OCP MX specification, and of NVFP4.
+_MX: Final = 32
+_NV: Final = 16
+
+
+def _in_blocks(
+    element: blocks.Element, size: int = _MX, *, decoded: str | None = None
+) -> _Layout:
+    """The layout of elements in blocks, whose scales give them fp32's range."""
+    return _Layout(
+        exponent_bits=8,
+        mantissa_bits=element.mantissa_bits,
+        bits=element.bits,
+        blocks=BlockLayout(element=element, size=size, per_tensor=size == _NV),
+        decoded=decoded,
+    )
 
 
 class Format(Enum):
-    """A binary floating-point format, or a format with scales: integer codes times a scale.
+    """A binary floating-point format, or one with scales: integers, or blocks of low floats.
 
     For a format with scales, ``mantissa_bits`` is the precision near the end of its range, and
     ``exponent_bits`` is that of its scale. How it rounds depends on the parameters of an
-    encoding (``scaled.Scaled``).
+    encoding (``encodings.Scaled``, ``encodings.Blocks``).
     """
 
     FP32 = "fp32", _Layout(exponent_bits=8, mantissa_bits=23, bits=32)
@@ -163,8 +194,19 @@ class Format(Enum):
         ),
     )
     # Values in bf16 meet weights that are decoded to bf16: the types of OpenVINO's kernels.
-    INT8_WEIGHTS_BF16 = "int8_weights_bf16", _coded(replace(_BY_CHANNELS, decoded="BF16"))
-    INT4_WEIGHTS_BF16 = "int4_weights_bf16", _coded(replace(_BY_GROUPS, decoded="BF16"))
+    INT8_WEIGHTS_BF16 = "int8_weights_bf16", _coded(_BY_CHANNELS, "BF16")
+    INT4_WEIGHTS_BF16 = "int4_weights_bf16", _coded(_BY_GROUPS, "BF16")
+    MXFP8_E4M3 = "mxfp8_e4m3", _in_blocks(blocks.E4M3)
+    MXFP8_E5M2 = "mxfp8_e5m2", _in_blocks(blocks.E5M2)
+    MXFP6_E2M3 = "mxfp6_e2m3", _in_blocks(blocks.E2M3)
+    MXFP6_E3M2 = "mxfp6_e3m2", _in_blocks(blocks.E3M2)
+    MXFP4 = "mxfp4", _in_blocks(blocks.E2M1)
+    MXINT8 = "mxint8", _in_blocks(blocks.INT8)
+    NVFP4 = "nvfp4", _in_blocks(blocks.E2M1, _NV)
+    # Values in bf16 meet weights that are decoded to bf16.
+    MXFP8_WEIGHTS_BF16 = "mxfp8_weights_bf16", _in_blocks(blocks.E4M3, decoded="BF16")
+    MXFP4_WEIGHTS_BF16 = "mxfp4_weights_bf16", _in_blocks(blocks.E2M1, decoded="BF16")
+    NVFP4_WEIGHTS_BF16 = "nvfp4_weights_bf16", _in_blocks(blocks.E2M1, _NV, decoded="BF16")
 
     _layout: _Layout
 
@@ -208,9 +250,16 @@ class Format(Enum):
         """Bits that one stored element takes (tf32 is stored as fp32)."""
         return self._layout.bits
 
+    @property
+    def effective_bits(self) -> float:
+        """Bits that one stored element takes with its share of the scale of a block."""
+        return self.bits if self.blocks is None else self.blocks.effective_bits
+
     def bytes_for(self, count: int) -> int:
-        """Bytes that ``count`` stored elements take, without scales."""
-        return -(-count * self.bits // 8)
+        """Bytes that ``count`` stored elements take, with scales if blocks of it have them."""
+        return (
+            -(-count * self.bits // 8) if self.blocks is None else self.blocks.bytes_for(count)
+        )
 
     @property
     def finite_only(self) -> bool:
@@ -219,8 +268,18 @@ class Format(Enum):
 
     @cached_property
     def has_scales(self) -> bool:
-        """Whether elements are integer codes that parameters map to numbers."""
-        return self._layout.codes is not None
+        """Whether elements are codes that parameters, or scales of blocks, map to numbers."""
+        return self._layout.codes is not None or self.blocks is not None
+
+    @cached_property
+    def blocks(self) -> BlockLayout | None:
+        """How elements are stored in blocks; None if they are not."""
+        return self._layout.blocks
+
+    @cached_property
+    def multiplies_blocks(self) -> bool:
+        """Whether kernels round values to blocks as they read them, and multiply blocks."""
+        return self.blocks is not None and self._layout.decoded is None
 
     @property
     def encodes_values(self) -> bool:
@@ -230,7 +289,8 @@ class Format(Enum):
     @cached_property
     def reads(self) -> Format:
         """The format in which an op reads values; for constants alone what codes decode to."""
-        return self.result if self.has_scales and not self.runs_on_codes else self
+        itself = not self.has_scales or self.runs_on_codes or self.multiplies_blocks
+        return self if itself else self.result
 
     @cached_property
     def dynamic_group(self) -> int | None:
@@ -239,6 +299,8 @@ class Format(Enum):
         None if kernels read values as they are, or as codes that were made before;
         ``WHOLE_ROW`` if it is all numbers of a row.
         """
+        if self.blocks is not None:
+            return self.blocks.size if self.multiplies_blocks else None
         codes = self._layout.codes
         return None if codes is None else codes.dynamic
 
@@ -253,9 +315,8 @@ class Format(Enum):
 
         Codes of constants are decoded to it.
         """
-        codes = self._layout.codes
-        if codes is not None:
-            return Format[codes.decoded]
+        if self.has_scales:
+            return Format[self._layout.decoded or "FP32"]
         return self if self.bits > 8 and self is not Format.TF32 else Format.FP32
 
     @property
@@ -344,6 +405,8 @@ class Format(Enum):
     @property
     def dtype(self) -> np.dtype[np.generic]:
         """The numpy (or ml_dtypes) type that stores this format."""
+        if self.blocks is not None:
+            return self.blocks.element.dtype
         codes = self._layout.codes
         return _DTYPES[self] if codes is None else codes.constants.dtype
 
@@ -399,8 +462,10 @@ _DTYPES: dict[Format, np.dtype[np.generic]] = {
 }
 FLOATS: Final = tuple(f for f in Format if not f.has_scales)
 """Floating-point formats: each rounds a number by itself, without parameters."""
-CODED: Final = tuple(f for f in Format if f.has_scales)
+CODED: Final = tuple(f for f in Format if f.has_scales and f.blocks is None)
 """Formats of integer codes: how each rounds depends on the parameters of an encoding."""
+BLOCKS: Final = tuple(f for f in Format if f.blocks is not None)
+"""Formats of blocks: their numbers give their scales. No engine here has kernels for them."""
 DYNAMIC: Final = tuple(f for f in CODED if f.dynamic_group is not None)
 """Formats of codes whose kernels round values as they read them."""
 _BY_LABEL = {f.label: f for f in Format}
@@ -421,4 +486,6 @@ _BY_ALIAS = {
     "w4": Format.INT4_WEIGHTS,
     "w8a8_dynamic": Format.INT8_DYNAMIC,
     "w4a8_dynamic": Format.INT4_DYNAMIC,
+    "mxfp8": Format.MXFP8_E4M3,
+    "mxfp4_e2m1": Format.MXFP4,
 }

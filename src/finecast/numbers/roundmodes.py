@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.numbers.encodings import Dynamic, Scaled
+from finecast.numbers.encodings import Dynamic, Stored
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 
@@ -61,7 +61,7 @@ class Rounder:
     saturate: bool = False
     flush_subnormals: bool = False
     seed: int = 0
-    encoding: Scaled | Dynamic | None = None
+    encoding: Stored | Dynamic | None = None
 
 
 def convert(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from finecast.planning.adjustments import AdjustOperand as AdjustOperand
     from finecast.planning.adjustments import edits_by as edits_by
     from finecast.planning.edits import Use as Use
+    from finecast.planning.plan import Decision as Decision
     from finecast.planning.planner import Planner as Planner
     from finecast.planning.points import SWITCH as SWITCH
     from finecast.planning.points import moves as moves

@@ -18,7 +18,7 @@ from finecast.graph import Graph, Node
 from finecast.graph.matching import Matching, match
 from finecast.graph.structure import OpStructure, Structure, other_weights, structure_of
 from finecast.naming import listed, number_of
-from finecast.numbers.encodings import Dynamic, Encodings, Scaled
+from finecast.numbers.encodings import Dynamic, Encodings, Scaled, Stored, stored_as
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.plan import Decision, Plan
@@ -272,7 +272,7 @@ def _encodings(graph: Graph, node: Node, old: Decision) -> Encodings:
         ValueError: If the op reads other kinds of operands than the plan's.
     """
     values = [scaled for _, scaled in sorted(old.encodings.operands.items())]
-    constants: dict[int, Scaled] = {}
+    constants: dict[int, Stored] = {}
     operands: dict[int, Scaled | Dynamic] = {
         index: values.pop(0) for index in rounded_operands(graph, node, old.format) if values
     }
@@ -280,7 +280,7 @@ def _encodings(graph: Graph, node: Node, old: Decision) -> Encodings:
         value = graph.read(node, index)
         assert value is not None
         if value.constant is not None:
-            constants[index] = Scaled.of_constant(old.format, value.constant.read(), axes)
+            constants[index] = stored_as(old.format, value.constant.read(), axes)
         elif values:
             operands[index] = values.pop(0)
         else:

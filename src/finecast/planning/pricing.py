@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from finecast.graph import Graph, Value
-from finecast.numbers.encodings import Scaled
+from finecast.numbers.encodings import Stored
 from finecast.numbers.formats import Format
 from finecast.ops.flops import Shapes, is_view, resolve_shape
 from finecast.ops.patterns import stays_inside
@@ -268,7 +268,7 @@ def _stored_bytes(
     or in the type that its codes are decoded to.
     """
 
-    def encoding_of(value: Value, fmt: Format) -> Scaled | None:
+    def encoding_of(value: Value, fmt: Format) -> Stored | None:
         for node in value.uses:
             permission = permissions.get(node)
             encodings = None if permission is None else permission.encodings.get(fmt)

@@ -11,7 +11,7 @@ import numpy as np
 
 from finecast.graph import Graph, Node, Value
 from finecast.naming import left_out
-from finecast.numbers.encodings import Dynamic, Encodings, Scaled
+from finecast.numbers.encodings import Dynamic, Encodings, Scaled, Stored, stored_as
 from finecast.numbers.formats import Format, Grid
 from finecast.numbers.gptq import compensated
 from finecast.rules.base import KEEP, Context, Rule, Ruling
@@ -55,7 +55,7 @@ def calibrated(
     operands: dict[int, Scaled | Dynamic] = {
         index: Dynamic(format=fmt, group=group) for index in rounded_operands(graph, node, fmt)
     }
-    constants: dict[int, Scaled] = {}
+    constants: dict[int, Stored] = {}
     for index, axes in scaled_operands(graph, node, fmt).items():
         source = node.inputs[index]
         assert source is not None
@@ -64,16 +64,7 @@ def calibrated(
             if value.constant is None:
                 operands[index] = _encoded(graph, value, facts, fmt, calibration, results)
             else:
-                came = _came_as(value, fmt, fmt.grid(constant=True), calibration)
-                encoding = Scaled.of_constant(
-                    fmt,
-                    value.constant.read(),
-                    axes,
-                    least_error=calibration is Calibration.MSE,
-                )
-                if calibration is Calibration.GPTQ:
-                    encoding = _compensated(graph, node, index, encoding, facts)
-                constants[index] = encoding if came is None or not _fits(came, axes) else came
+                constants[index] = _stored(graph, node, index, axes, fmt, facts, calibration)
         except ValueError as error:
             raise ValueError(f"{value.name} has no {fmt.label} scale: {error}") from error
     result_value = coded_result(graph, node) if results else None
@@ -84,6 +75,31 @@ def calibrated(
     except ValueError as error:
         raise ValueError(f"{result_value.name} has no {fmt.label} scale: {error}") from error
     return Encodings(operands=operands, constants=constants, result=result)
+
+
+def _stored(
+    graph: Graph,
+    node: Node,
+    index: int,
+    axes: tuple[int, ...],
+    fmt: Format,
+    facts: Facts,
+    calibration: Calibration,
+) -> Stored:
+    """How the constant that ``node`` reads at ``index``, with channels ``axes``, is stored."""
+    value = graph.read(node, index)
+    assert value is not None
+    assert value.constant is not None
+    least = calibration is Calibration.MSE
+    encoding = stored_as(fmt, value.constant.read(), axes, least_error=least)
+    if not isinstance(encoding, Scaled):
+        return encoding
+    came = _came_as(value, fmt, fmt.grid(constant=True), calibration)
+    if came is not None and _fits(came, axes):
+        return came
+    if calibration is Calibration.GPTQ:
+        return _compensated(graph, node, index, encoding, facts)
+    return encoding
 
 
 def _compensated(graph: Graph, node: Node, index: int, found: Scaled, facts: Facts) -> Scaled:

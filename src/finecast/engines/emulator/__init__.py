@@ -21,6 +21,7 @@ from finecast.errors import EngineError, ModelError, naming
 from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import Prepared
+from finecast.frontends.onnx.blocks import decoded
 from finecast.frontends.onnx.expand import expand_accumulations, split_norms
 from finecast.frontends.onnx.opset import raise_opset
 from finecast.frontends.onnx.reader import read
@@ -152,7 +153,7 @@ def prepare(
     prepared = frontend.prepare(file, Policy(scope=Scope.NONE))
     if adjustments:
         prepared = prepared.adjusted(adjustments)
-    model = widen(prepared.model)
+    model = widen(decoded(prepared.model))
     with suppress(ModelError):  # else the model's own opset may be enough
         model = raise_opset(model, _OPSET)
     change = _rewriting(emulation)

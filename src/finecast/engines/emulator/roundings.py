@@ -29,7 +29,7 @@ from finecast.devices.emulation import (
 )
 from finecast.graph import PHI, Graph, Node, Value
 from finecast.graph.structure import READS_SHAPE_ONLY
-from finecast.numbers.encodings import Dynamic, Scaled
+from finecast.numbers.encodings import Dynamic, Stored
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder
 from finecast.ops import OpKind, by_name
@@ -50,7 +50,7 @@ class RoundTo:
     flush: bool = False
     own: bool = False
     instead: bool = False
-    encoding: Scaled | Dynamic | None = None
+    encoding: Stored | Dynamic | None = None
 
 
 Roundings = Mapping[RoundTo, frozenset[Bit]]
@@ -270,7 +270,7 @@ class GraphRoundings:
         return {} if node.format is not Format.FP32 else self._reads(node, parameter=False)
 
     def _reads(
-        self, node: Node, *, parameter: bool, encoding: Scaled | Dynamic | None = None
+        self, node: Node, *, parameter: bool, encoding: Stored | Dynamic | None = None
     ) -> dict[RoundTo, frozenset[Bit]]:
         roundings: dict[RoundTo, frozenset[Bit]] = {}
         own = Format.FP32 if parameter else self.own(node)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.numbers.encodings import Encoding, Scaled, stored_bytes
+from finecast.numbers.encodings import Encoding, stored_bytes
 from finecast.numbers.formats import Format
 
 # Elements that are converted at a time, to bound the memory that conversion takes.
@@ -27,7 +27,7 @@ DATA_TYPES: Final = {
 
 def data_type(encoding: Encoding) -> ir.DataType:
     """The type of a constant that is stored in ``encoding``."""
-    if isinstance(encoding, Scaled):
+    if not isinstance(encoding, Format):
         return ir.DataType.from_numpy(encoding.dtype)
     return DATA_TYPES[encoding.storage]
 
@@ -125,7 +125,7 @@ class ComputedTensor(ir.LazyTensor):
     ) -> None:
         self.source = source
         self._compute = compute
-        shape = shape or shape_of(source)
+        shape = shape_of(source) if shape is None else shape
         super().__init__(self._whole, dtype=dtype, shape=shape, name=name)
 
     def _whole(self) -> ir.TensorProtocol:

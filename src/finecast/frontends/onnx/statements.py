@@ -16,11 +16,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from finecast.frontends.exact_casts import StoredAs, rounded_by
+from finecast.frontends.native_model import dynamic
+from finecast.frontends.onnx import blocks
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.definitions import CLIP_BOUNDS_ARE_INPUTS, signature
 from finecast.frontends.onnx.editor import MARK, ROUNDING, Editor
 from finecast.numbers.encodings import Dynamic, Encoding, Scaled
-from finecast.numbers.formats import CODED, Format
+from finecast.numbers.formats import BLOCKS, CODED, Format
 from finecast.numbers.roundmodes import Rounder, Rounding, draws
 
 # The first opsets whose QuantizeLinear takes scales by channel, and by group.
@@ -30,8 +32,11 @@ _GROUPS_SINCE: Final = 21
 _LOW_SINCE: Final = 19
 
 KINDS: Final[Mapping[str, str]] = {
+    "abs": "Abs",
     "add": "Add",
     "clamp": "Clip",
+    "divide": "Div",
+    "greater": "Greater",
     "is_inf": "IsInf",
     "maximum": "Max",
     "multiply": "Mul",
@@ -39,7 +44,9 @@ KINDS: Final[Mapping[str, str]] = {
     "reduce_mean": "ReduceMean",
     "reduce_sum": "ReduceSum",
     "reshape": "Reshape",
+    "round": "Round",
     "select": "Where",
+    "shape_of": "Shape",
     "squeeze": "Squeeze",
     "subtract": "Sub",
     "unsqueeze": "Unsqueeze",
@@ -214,6 +221,12 @@ def by_codes(fmt: Format) -> Statement:
     return Statement(into=quantize, back=dequantize, since=since)
 
 
+def by_blocks(fmt: Format) -> Statement:
+    """The statement of a format of blocks: of constants alone."""
+    assert fmt.blocks is not None
+    return Statement(into=quantize, back=blocks.read_from, since=blocks.since(fmt.blocks))
+
+
 _CASTS: Final = Statement(
     into=lambda maker, value, to: maker.cast(value, to.format),
     back=lambda maker, value, to: maker.cast(value, Format.FP32),
@@ -232,6 +245,9 @@ STATEMENTS: Final[Mapping[Format, Statement]] = {
         since=CLIP_BOUNDS_ARE_INPUTS,
     ),
     **{fmt: by_codes(fmt) for fmt in CODED},
+    # Elements of 6 bits are no type of ONNX before opset 28, and scales in e8m0 do not reach
+    # as far down as those of integers times 2^-6.
+    **{f: by_blocks(f) for f in BLOCKS if f.bits != 6 and f is not Format.MXINT8},
 }
 
 
@@ -333,8 +349,10 @@ class RoundOps:
         """Nodes, in order, and the value that the last one gives: ``value`` rounded."""
         self.made, self.label, self.count = [], label, 0
         if isinstance(how.encoding, Dynamic):
-            return self.made, self._by_groups(value, how.encoding)
-        if how.encoding is not None:
+            out = dynamic(self._named, value, how.encoding)
+            out.shape = value.shape
+            return self.made, out
+        if isinstance(how.encoding, Scaled):
             return self.made, self._by_codes(value, how.encoding)
         if how.format is Format.FP32:  # only subnormals change, as in an engine's own sums
             return self.made, self._flushed(value, how.format)
@@ -375,7 +393,7 @@ class RoundOps:
         **attributes: int | list[int],
     ) -> ir.Value:
         """Append one node; returns its result."""
-        other_shape = dtype is _INT or kind in ("Gather", "Reshape", "MaxPool")
+        other_shape = dtype is _INT or kind in ("Gather", "Reshape", "GlobalMaxPool")
         shape = None if other_shape else inputs[0].shape
         out = ir.val(f"{self.label}_{self.count}", dtype, shape)
         self.count += 1
@@ -390,20 +408,28 @@ class RoundOps:
         codes = self.op("QuantizeLinear", value, scale, zero, dtype=dtype)
         return self.op("DequantizeLinear", codes, scale, zero)
 
-    def _by_groups(self, value: ir.Value, encoding: Dynamic) -> ir.Value:
-        """By the scales that a kernel finds for groups of numbers in a row."""
-        group = encoding.group
-        rows = self.op("Reshape", value, self._sizes([1, -1, group]))
-        # ReduceMax takes its axes as an attribute or as an input, by the operation set.
-        wide = self.op("MaxPool", self.op("Abs", rows), kernel_shape=[group], strides=[group])
-        largest = self.scalar(float(encoding.largest))
-        ends = self.op("Max", wide, self.scalar(float(encoding.least)))
-        scales = self.op("Div", ends, largest)
-        steps = self.op("Round", self.op("Div", rows, scales))
-        shape = self.op("Shape", value, dtype=_INT)
-        out = self.op("Reshape", self.op("Mul", steps, scales), shape)
-        out.shape = value.shape
-        return out
+    def _named(self, kind: str, *inputs: Any, **attributes: Any) -> ir.Value:
+        """An op by its name in OpenVINO's operation sets, as ``NativeModel.op`` makes it.
+
+        ReduceMax takes its axes as an attribute or as an input, by the operation set: a
+        pooling stands for it where it has one, which is the last of three.
+        """
+        if kind == "reduce_max":
+            x, axes = inputs
+            if len(axes) > 1:
+                return self.op("ReduceMax", x, keepdims=1)
+            return self.op("GlobalMaxPool", x)
+        bounds = [attributes[n] for n in ("min_value", "max_value") if n in attributes]
+        values = [
+            x
+            if isinstance(x, ir.Value)
+            else self._sizes(x)
+            if isinstance(x, list)
+            else self.scalar(x)
+            for x in (*inputs, *bounds)
+        ]
+        types = {"greater": _BOOL, "shape_of": _INT}
+        return self.op(KINDS[kind], *values, dtype=types.get(kind, ir.DataType.FLOAT))
 
     def _sizes(self, numbers: list[int]) -> ir.Value:
         """A list of int64."""

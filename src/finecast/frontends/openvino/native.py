@@ -301,16 +301,18 @@ class OvNative(NativeModel):
 
     def round_trip(self, tensor: openvino.Output, to: Encoding) -> openvino.Output:
         """The result of a FakeQuantize, or of a Convert and one back."""
-        if not isinstance(to, Scaled):
+        if isinstance(to, Format):
             name = _name_at(tensor, f"cast_{to.label}")
             return self._widened(self._added(_converted(tensor, to), name))
+        assert isinstance(to, Scaled)  # models of OpenVINO state no blocks
         name = _name_at(tensor, f"fq_{to.label}")
         return self._added(fake_quantized(tensor, to), name, to.label)
 
     def stored_and_read(self, value: int, to: Encoding) -> openvino.Output:
         """A constant in a low type, read as fp32, or as codes, and the ops that decode it."""
-        if not isinstance(to, Scaled):
+        if isinstance(to, Format):
             return self._widened(self.stored(value, to))
+        assert isinstance(to, Scaled)
         return self._shared(value, to, self._decoded)
 
     def _decoded(self, value: int, to: Scaled) -> openvino.Output:

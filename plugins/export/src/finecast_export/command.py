@@ -1,0 +1,60 @@
+"""``finecast export``: a plan in the words of another tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from finecast.cli import Json, Verbatim, warn, write_json, write_note
+
+# Left-out ops that are told, without --json.
+_TOLD: Final = 8
+
+
+def run(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan of tune or convert.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="TOOL",
+            help="torchao, nncf, onnxruntime, onnxconverter-common, modelopt-autocast,"
+            " llm-compressor, coremltools or neuron.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="By default it is printed."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a plan in the words of another tool, whose kernels then run it.
+
+    For most tools that is a module of Python with one function, for llm-compressor a recipe,
+    for neuron a line of flags. No tool has to be installed here. Ops that a tool cannot state
+    as they are planned are listed; they are in FP32 in what it makes.
+
+    Examples:
+      finecast export tuned.plan.json --to onnxconverter-common -o to_fp16.py
+
+      finecast export module.plan.json --to torchao -o quantize.py
+    """
+    from finecast_export.exporting import export
+
+    exported = export(plan, to, output, force=force)
+    if as_json:
+        write_json(exported.to_dict())
+        return
+    left = exported.left_out
+    warn(*(one.text for one in left[:_TOLD]))
+    if len(left) > _TOLD:
+        warn(f"{len(left) - _TOLD} more ops cannot be stated: --json lists all")
+    warn(*exported.notes)
+    if output is None:
+        for line in exported.text.splitlines():
+            write_note(Verbatim(line))
+        return
+    counts = ", ".join(f"{count} {label}" for label, count in exported.stated.items())
+    write_note(Verbatim(f"wrote {output}, for {exported.tool}: {counts or 'no op'} stated"))
