@@ -147,8 +147,8 @@ def test_a_cause_is_told_as_far_as_it_is_known(content: dict[str, Any]) -> None:
     text = content["summary"]["kept"][0]["text"]
     assert "its activations make an error of 0% and its weights one of 20%." in text
     assert "20% of its numbers, or more, are too small and become zero in fp16." in text
-    units = [unit | {"alone": {}} for unit in content["units"]]
-    said = summary_of(content | {"units": units})
+    (kept,) = (unit for unit in content["units"] if unit["type"] == "fp32")
+    said = summary_of(content, [], [kept | {"alone": {}}])
     assert said["kept"][0]["text"].endswith(
         "Only the size of the error is known, not its cause."
     )
@@ -233,7 +233,7 @@ def test_sentences_name_what_limits_and_what_the_next_plan_would_have_cost(
     )
     worst = said["kept"][0]
     assert content["ops"][worst["op"]]["name"] == "net/layer.1/n2"
-    assert "stays in fp32: fp16 would save 72 us but raise the error" in worst["text"]
+    assert "stays in fp32: fp16 would save 72 us, and raise the predicted error" in worst["text"]
     assert "to 20" in worst["text"]
     assert said["next_faster"] == (
         "The next faster plan, lowest in fp16, was 1.25 times as fast as the chosen one: it"

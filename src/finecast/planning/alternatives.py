@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
@@ -11,7 +11,13 @@ from typing import Final
 import numpy as np
 
 from finecast.numbers.formats import Format
-from finecast.ops import OpKind, by_name
+from finecast.planning.contributions import (
+    CASTS_IF,
+    ERROR_IF,
+    OPS_IN_KERNEL,
+    TIME_IN,
+    duration,
+)
 from finecast.planning.free_rows import free_outputs
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -25,10 +31,6 @@ from finecast.solver.labelling import LabelProblem, evaluate
 # Costs below these count as none. A cast takes about a thousand times as long.
 _LEAST_S: Final = 1e-8
 _LEAST_BYTES: Final = 1.0
-# Names of evidence: how many ops a unit has, and the plan's error if it has a format.
-OPS_IN_KERNEL: Final = "ops in one kernel"
-_ERROR_IF: Final = "error if {}"
-_PRODUCTS: Final = frozenset({OpKind.MATMUL, OpKind.CONV})
 
 
 class Decider(Enum):
@@ -116,7 +118,7 @@ class Alternative:
         if abs(cost) < self._least:
             return ""
         timed = self.priced is Priced.TIME
-        return _duration(abs(cost)) if timed else self.priced.say(abs(cost))
+        return duration(abs(cost)) if timed else self.priced.say(abs(cost))
 
     @property
     def against(self) -> Decider:
@@ -140,58 +142,6 @@ class Alternative:
     def rise(self) -> str:
         """What ``fmt`` does to the predicted error."""
         return f"raises the predicted error from {self.error:.2g} to {self.low_error:.2g}"
-
-
-def error_share(own: str, errors: Mapping[str, float]) -> float:
-    """The share of a plan's squared error that goes if one unit alone is computed in fp32.
-
-    Law: whoever ranks the low ops of a plan by what they cost ranks them by this share. Errors
-    of independent roundings add up, so the shares of all units add up to about 1.
-
-    Args:
-        own: The label of the unit's format in the plan.
-        errors: The plan's relative error by the label of the format that the unit has.
-
-    Returns:
-        0 of a unit in fp32 and where an error is not known; negative if the unit's error
-        cancels others.
-    """
-    exact, low = errors.get(Format.FP32.label), errors.get(own)
-    if exact is None or not low or not math.isfinite(exact):
-        return 0.0
-    return 1 - (exact / low) ** 2
-
-
-def errors_if(evidence: Mapping[str, float | str]) -> dict[str, float]:
-    """The plan's errors by the label of a unit's format, of the reason that its ops have."""
-    figures = {fmt.label: evidence.get(_ERROR_IF.format(fmt.label)) for fmt in Format}
-    return {label: error for label, error in figures.items() if isinstance(error, float)}
-
-
-def largest_shares(plan: Plan, most: int = 3) -> dict[str, float]:
-    """The low ops with the largest shares of a plan's squared error, the largest first.
-
-    Of the ops of a unit, which have one share together, the product stands for them.
-    """
-    of_unit: dict[str, tuple[bool, str, float]] = {}
-    for decision in plan.decisions:
-        for reason in decision.reasons:
-            share = error_share(decision.format.label, errors_if(reason.evidence))
-            if reason.rule != DECISION or not share > 0:
-                continue
-            single = reason.evidence.get(OPS_IN_KERNEL) == 1
-            key = decision.node if single else f"{reason.text} {reason.evidence}"
-            is_product = by_name(decision.op).kind in _PRODUCTS
-            if key not in of_unit or (is_product and not of_unit[key][0]):
-                of_unit[key] = is_product, decision.node, share
-    ranked = sorted(of_unit.values(), key=lambda one: -one[2])
-    return {node: share for _, node, share in ranked[:most]}
-
-
-def told_shares(shares: Mapping[str, float]) -> list[str]:
-    """A line on the ops with most of a squared error; none where no share is known."""
-    told = ", ".join(f"{node} {share:.0%}" for node, share in shares.items())
-    return [f"most of the squared error is of: {told}"] if told else []
 
 
 def explained(
@@ -327,15 +277,16 @@ class _Compared:
         }
         if analysis.priced is Priced.TIME:
             times = {
-                f"{fmt.label} us": 1e6 * float(t[unit]) for fmt, t in analysis.times.items()
+                TIME_IN.format(fmt.label): 1e6 * float(t[unit])
+                for fmt, t in analysis.times.items()
             }
             known |= {label: time for label, time in times.items() if np.isfinite(time)}
             known |= {
-                f"casts if {a.fmt.label} us": round(1e6 * a.casts, 3) + 0.0 for a in found
+                CASTS_IF.format(a.fmt.label): round(1e6 * a.casts, 3) + 0.0 for a in found
             }
         for one in found if self.adds_up else ():
-            known |= {_ERROR_IF.format(one.beside.label): one.error}
-            known |= {_ERROR_IF.format(one.fmt.label): one.low_error}
+            known |= {ERROR_IF.format(one.beside.label): one.error}
+            known |= {ERROR_IF.format(one.fmt.label): one.low_error}
         return known
 
 
@@ -353,7 +304,3 @@ def _lowered(found: Sequence[Alternative]) -> tuple[Decider, str]:
     texts = [a.text for a in beside]
     texts += [f"{a.text}, but {a.rise}" for a in found if not (a.from_fp32 or a.gains_nothing)]
     return beside[0].in_favour if beside else Decider.PLAN, "; ".join(texts)
-
-
-def _duration(time_s: float) -> str:
-    return f"{time_s * 1e3:.3g} ms" if time_s >= 1e-3 else f"{time_s * 1e6:.3g} us"

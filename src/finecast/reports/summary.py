@@ -11,14 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from finecast.engines.exact import RELATIVE_ERROR
-from finecast.naming import an, number_of, percent
+from finecast.naming import an, number_of, percent, percents
 from finecast.numbers.thresholds import MODELLED_GAIN
-from finecast.planning.alternatives import error_share
 
-_NAMED: Final = 3
-"""Ops that are named as limiting."""
-_LEAST_SHARE: Final = 0.01
-"""What adds less than this share of the largest squared error is not named."""
+_MOST_DECISIONS: Final = 3
+"""Decisions inside the model that are named."""
 _FAR_OFF: Final = 4.0
 """Predicted errors are told to be wrong from this factor on. Of 160 plans of real models all
 were within 2.8 (``docs/prediction.md``)."""
@@ -26,7 +23,6 @@ _NEGLIGIBLE: Final = 1e-5
 """Relative errors below this are about those of fp32 itself, and count as this much."""
 _FP32: Final = "fp32"
 _INT8: Final = "int8"
-_PRODUCTS: Final = frozenset({"matmul", "conv"})
 _INT8_STEPS: Final = 2**8 - 1
 _AS_GOOD: Final = {"size": "small", "memory": "small"}
 """What a better plan by an objective is, other than fast."""
@@ -39,21 +35,26 @@ _COUNTED: Final = {
 """By objective what is counted: its name among the measurements, its unit, and the words."""
 
 
-def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
+def summary_of(
+    content: Mapping[str, Any],
+    limiting: Sequence[Mapping[str, Any]],
+    kept: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
     """Sentences: ``verdict``, ``limits`` and ``kept`` with ops, ``next_faster``.
 
-    ``limits`` are the low ops that cause most of the plan's error, ``kept`` those in fp32 that
-    would cause the most.
+    Args:
+        content: All else that is known of the plan.
+        limiting: The units of ``content`` in reduced precision that cause most of the error.
+        kept: The units in fp32 that would gain the most time in a lower format.
     """
-    limiting, kept = limiting_units(content["units"]), _kept_units(content["units"])
     off = prediction_off(content["result"])
     heading = [_heading(content, limiting), *([f"But {off}."] if off else [])]
     return {
         "verdict": _verdict(content),
         "heading": " ".join(heading),
-        "limits": _limits(content, limiting),
+        "limits": [_named(content, unit, _limit) for unit in limiting if unit["ops"]],
         "kept_heading": _kept_heading(kept),
-        "kept": _limits(content, kept),
+        "kept": [_named(content, unit, _gained) for unit in kept if unit["ops"]],
         "decisions": _decisions(content["result"]),
         "next_faster": next_faster(content["result"], content["plan"]["digest"])
         or _none_faster(content["result"]),
@@ -63,7 +64,7 @@ def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
 def _decisions(found: Mapping[str, Any] | None) -> list[str]:
     """The decisions inside the model that change, a few ops, the largest shares first."""
     changed = [one["text"] for one in (found or {}).get("decisions", ()) if one["changed"]]
-    return [f"{text}." for text in changed[:_NAMED]]
+    return [f"{text}." for text in changed[:_MOST_DECISIONS]]
 
 
 def _verdict(content: Mapping[str, Any]) -> str:
@@ -106,48 +107,6 @@ def _kept(before: float | None, after: float | None) -> str:
     return f"stays {now}" if was == now else f"is {now} instead of {was}"
 
 
-def limiting_units(units: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The low units with the largest shares of the plan's squared error, the largest first."""
-    return _most(units, _share_of)
-
-
-def _kept_units(units: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The units in fp32 that would save time, those that would add the most error first."""
-    return _most([u for u in units if u["type"] == _FP32], _rise)
-
-
-def _most(
-    units: Sequence[Mapping[str, Any]], figure: Callable[[Mapping[str, Any]], float]
-) -> list[Mapping[str, Any]]:
-    """A few units of the largest figures, without those that are small beside the largest."""
-    ordered = sorted(units, key=figure, reverse=True)[:_NAMED]
-    return [u for u in ordered if figure(u) > _LEAST_SHARE * max(figure(ordered[0]), 0.0)]
-
-
-def _share_of(unit: Mapping[str, Any]) -> float:
-    return error_share(unit["type"], unit["error"])
-
-
-def _rise(unit: Mapping[str, Any]) -> float:
-    """The squared error that a unit in fp32 would add in a format that would save time."""
-    errors = {label: e**2 for label, e in unit["error"].items()}
-    exact = errors.get(_FP32, 0.0)
-    return max((errors[f] - exact for f in _saved(unit) if f in errors), default=0.0)
-
-
-def _saved(unit: Mapping[str, Any]) -> dict[str, float]:
-    """Milliseconds that each low format saves the unit, casts included, the most first."""
-    times, casts = unit["ms"], unit["casts_ms"]
-    if _FP32 not in times:  # costs are bytes
-        return {label: 0.0 for label in unit["error"] if label != _FP32}
-    saved = {
-        label: times[_FP32] - ms - casts.get(label, 0.0)
-        for label, ms in times.items()
-        if label != _FP32
-    }
-    return dict(sorted(((k, v) for k, v in saved.items() if v > 0), key=lambda kv: -kv[1]))
-
-
 def _heading(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> str:
     if not limiting:
         if any(unit["error"] for unit in content["units"]):
@@ -159,7 +118,7 @@ def _heading(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) 
             else "no search was kept with this plan"
         )
         return f"Which ops limit precision is not known: {reason}."
-    share = sum(map(_share_of, limiting))
+    share = sum(unit["share"] for unit in limiting)
     ops = "op" if len(limiting) == 1 else f"{len(limiting)} ops"
     costs = "costs" if len(limiting) == 1 else "cost"
     return (
@@ -172,53 +131,67 @@ def _kept_heading(kept: Sequence[Mapping[str, Any]]) -> str:
     if not kept:
         return ""
     ops = "op" if len(kept) == 1 else f"{len(kept)} ops"
-    stays = "stays" if len(kept) == 1 else "stay"
-    return f"The {ops} that would add the most error, and so {stays} in fp32."
+    return f"The {ops} in fp32 that would gain the most time in a lower format:"
 
 
-def _limits(
-    content: Mapping[str, Any], units: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    return [
-        {
-            "op": _main_op(content, unit),
-            "share": _share_of(unit),
-            "text": _limit(content, unit),
-        }
-        for unit in units
-        if unit["ops"]
-    ]
+def _named(
+    content: Mapping[str, Any],
+    unit: Mapping[str, Any],
+    text: Callable[[Mapping[str, Any], Mapping[str, Any]], str],
+) -> dict[str, Any]:
+    return {
+        "op": _main_op(unit),
+        "share": unit["share"],
+        "measured_share": unit["measured_share"],
+        "text": text(content, unit),
+    }
 
 
-def _main_op(content: Mapping[str, Any], unit: Mapping[str, Any]) -> int:
-    """The op that a unit is named by: its product, where it has one."""
-    numbers = unit["ops"]
-    products = (i for i in numbers if content["ops"][i]["class"] in _PRODUCTS)
-    return next(products, numbers[0])
+def _main_op(unit: Mapping[str, Any]) -> int:
+    """The op that a unit is named by."""
+    main: int = unit["ops"][0] if unit["main"] is None else unit["main"]
+    return main
+
+
+def _what(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
+    first = content["ops"][_main_op(unit)]
+    others = len(unit["ops"]) - 1
+    with_it = f" (decided with {number_of(others, 'other op')})" if others else ""
+    return f"{first['name']}, {an(first['op'])}{with_it},"
 
 
 def _limit(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
-    """How one unit limits precision, and what is known of the cause."""
-    first = content["ops"][_main_op(content, unit)]
-    others = len(unit["ops"]) - 1
-    with_it = f" (decided with {number_of(others, 'other op')})" if others else ""
-    what = f"{first['name']}, {an(first['op'])}{with_it},"
-    errors, saved = unit["error"], _saved(unit)
-    if unit["type"] == _FP32:
-        worst = max(saved, key=lambda f: errors.get(f, 0.0))
-        gain = f"would save {_ms(saved[worst])} but" if saved[worst] else "would"
-        cause = _cause(content, unit, worst)
-        return (
-            f"{what} stays in fp32: {worst} {gain} raise the error of the model's output from"
-            f" {_share(errors[_FP32])} to {_share(errors[worst])}.{cause}"
-        )
-    own = unit["type"]
-    gain = _gain(saved[own], unit["casts_ms"].get(own, 0.0)) if saved.get(own) else ""
+    """How one unit in reduced precision limits accuracy, and what is known of the cause."""
+    own, errors, casts = unit["type"], unit["error"], unit["casts_ms"]
+    gain = ""
+    if unit["saved_ms"].get(own):
+        gain = _gain(unit["saved_ms"][own], casts.get(own, 0.0))
+    if unit["measured"] is None:
+        before, after = percents(errors[own], errors[_FP32])
+        share = f"{unit['share']:.0%} of the squared error"
+        fall = f"In fp32 the error of the model's output is predicted to fall from {before}"
+    else:
+        before, after = percents(*unit["measured"])
+        share = f"{unit['measured_share']:.0%} of the squared error"
+        share += f" ({unit['share']:.0%} predicted)"
+        fall = f"In fp32 the error of the model's output fell from {before}"
     return (
-        f"{what} is in {own}: {_share_of(unit):.0%} of the squared error. In fp32 the error of"
-        f" the model's output would fall from {_share(errors[own])} to"
-        f" {_share(errors[_FP32])}.{gain}{_cause(content, unit, own)}"
+        f"{_what(content, unit)} is in {own}: {share}. {fall} to {after}.{gain}"
+        f"{_cause(content, unit, own)}"
     )
+
+
+def _gained(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
+    """What one unit in fp32 would gain in its fastest format, and what that would cost."""
+    errors, (label, saved) = unit["error"], next(iter(unit["saved_ms"].items()))
+    rise = "."
+    if label in errors and _FP32 in errors:
+        before, after = percents(errors[_FP32], errors[label])
+        rise = (
+            f", and raise the predicted error of the model's output from {before} to {after}."
+            f"{_cause(content, unit, label)}"
+        )
+    return f"{_what(content, unit)} stays in fp32: {label} would save {_ms(saved)}{rise}"
 
 
 def _gain(saved_ms: float, casts_ms: float) -> str:
@@ -255,13 +228,13 @@ def _whose(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
         for v in content["ops"][i].get("inputs", ())
         if content["values"][v]["from"] == "constant"
     }
-    own = not weighted or _main_op(content, unit) in weighted
+    own = not weighted or _main_op(unit) in weighted
     return "its weights" if own else "the weights decided with it"
 
 
 def _range_of_input(content: Mapping[str, Any], unit: Mapping[str, Any], label: str) -> str:
     """How many numbers of the first input that was observed become zero in a format."""
-    main = content["ops"][_main_op(content, unit)]
+    main = content["ops"][_main_op(unit)]
     values = (content["values"][i] for i in main.get("inputs", ()))
     seen = [v for v in values if v["from"] != "constant" and v.get("facts")]
     if not seen:

@@ -33,7 +33,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.numbers.thresholds import ENGINE_FACTOR, LIMIT
 from finecast.ops.bodies import owner_of
-from finecast.planning.alternatives import told_shares
+from finecast.planning.contributions import told_shares
 from finecast.planning.sensitivity import measure
 from finecast.progress import Progress, silent
 from finecast.reports.base import Report, TextTable

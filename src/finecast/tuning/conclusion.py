@@ -20,12 +20,15 @@ from typing import Any, Final
 from finecast.data.metrics import by_output
 from finecast.data.workload import Workload, sample_count
 from finecast.engines.base import calls_of
+from finecast.engines.exact import RELATIVE_ERROR, Exact
 from finecast.engines.probe import Speed
 from finecast.engines.usage import Inputs, by_the_hint
+from finecast.errors import EngineError
 from finecast.measure.racing import ANCHOR, Effort, Interval, Race
 from finecast.native.gains import Gain
 from finecast.native.model import OpenedModel
 from finecast.native.subject import Built, Hinted, Subject
+from finecast.planning.contributions import Contributions, confirmed, in_fp32
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, predicted_parts
@@ -108,13 +111,14 @@ class Conclusion:
         where = " in emulation" if self.subject.target else ""
         exact = self.measuring.told()
         errors = exact.errors(self.measuring.session(built))
+        plan = self._confirmed(found.plan, exact, errors)
         kernels = self.subject.kernels(built, self.workload)
         outcome = self._outcome(
             "; ".join((f"{found.name} keeps the accuracy asked for{where}", *self.left_out)),
             measurements,
             baseline=self._fp32(measurements),
             tuned=self._measured(measurements, name, self.trials.metric(found.plan), built),
-            plan=found.plan,
+            plan=plan,
             built=built,
             predicted_error=math.sqrt(found.error),
         )
@@ -139,6 +143,23 @@ class Conclusion:
             gain_spread=gain.high - gain.low,
             findings=replace(self.findings, last_race=_last_race(measurements)),
         )
+
+    def _confirmed(self, plan: Plan, exact: Exact, errors: Mapping[str, float]) -> Plan:
+        """``plan``, with what putting the ops that cost most accuracy into fp32 gave.
+
+        Their share was predicted. Where that cannot be measured, the plan is as it was.
+        """
+        costly = Contributions.of(plan).low
+        returned = in_fp32(plan, costly[0]) if costly else None
+        if returned is None or not errors or exact.figure != RELATIVE_ERROR:
+            return plan
+        self.trials.progress("share of the error", 0, 1)
+        try:
+            session = self.subject.tried(self.subject.model.build(returned))
+            error = exact.error(session)
+        except EngineError:
+            return plan
+        return confirmed(plan, costly[0], max(errors.values()), error)
 
     @property
     def _one_call_asked(self) -> bool:

@@ -10,7 +10,7 @@ from finecast.graph import Graph, Node
 from finecast.naming import number_of
 from finecast.numbers.encodings import Scaled
 from finecast.ops import by_name
-from finecast.planning.alternatives import largest_shares, told_shares
+from finecast.planning.contributions import Contributions
 from finecast.planning.plan import Decision, Plan
 from finecast.reports.base import Report, TextTable
 from finecast.rules import RULES
@@ -145,7 +145,7 @@ class Explanation(Report):
         counts = ", ".join(f"{count} in {label}" for label, count in self.plan.counts.items())
         total = number_of(len(self.plan.counted), "op")
         head = f"{total}: {counts or 'nothing to decide'}"
-        return [head, *self.plan.declared, *told_shares(largest_shares(self.plan))] + [
+        return [head, *self.plan.declared, *Contributions.of(self.plan).lines] + [
             f"{number_of(len(g.nodes), 'op')} in {g.format} by {g.decided_by}, as"
             f" {g.example}: {g.why}"
             for g in self.groups
@@ -161,7 +161,7 @@ class Explanation(Report):
                 (str(len(g.nodes)), g.format, g.decided_by, f"{g.example}: {g.why}")
                 for g in self.groups
             ]
-            notes = (*self.plan.declared, *told_shares(largest_shares(self.plan)), *times)
+            notes = (*self.plan.declared, *Contributions.of(self.plan).lines, *times)
             return [TextTable(left=heads, rows=rows, fold=heads[2:], notes=notes)]
         count = number_of(len(self.silent), "other rule")
         unsaid = [f"{count} without objection: --json names them"] if self.silent else []
@@ -187,7 +187,7 @@ class Explanation(Report):
                 "policy": plan.policy,
                 "formats": plan.counts,
                 "declared": list(plan.declared),
-                "largest_shares": largest_shares(plan),
+                "contributions": Contributions.of(plan).to_dict(),
                 "groups": kinds,
             }
         rows = (*self.verdicts, *((rule, "any", "no objection", "") for rule in self.silent))

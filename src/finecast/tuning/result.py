@@ -23,6 +23,7 @@ from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.gains import Gain
 from finecast.native.opening import engine_of
 from finecast.native.subject import Built
+from finecast.planning.contributions import Contributions
 from finecast.planning.kept_products import KeptProducts
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Priced
@@ -480,6 +481,7 @@ class Result(Report):
                 "outputs": self.output_errors,
                 "left_out": list(self.left_out),
             },
+            "contributions": Contributions.of(self.plan).to_dict(),
             "frontier": [self._found(one) for one in findings.frontier],
             "sensitivities": [
                 {

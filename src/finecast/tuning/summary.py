@@ -18,7 +18,7 @@ from finecast.engines.exact import RELATIVE_ERROR
 from finecast.measure.environment import cpu_label, environment
 from finecast.naming import enumerated, number_of, percent
 from finecast.numbers.formats import Format
-from finecast.planning.alternatives import largest_shares, told_shares
+from finecast.planning.contributions import Contributions
 from finecast.reports.base import TextTable, output_lines
 from finecast.reports.summary import kept_here, next_faster, prediction_off
 from finecast.terminal import Verbatim
@@ -149,7 +149,7 @@ def notes(result: Result) -> list[str]:
         lines.append(f"certified: {result.certificate}")
     elif result.elsewhere is not None:
         lines.append(_elsewhere(result, result.elsewhere))
-    lines += told_shares(largest_shares(result.plan))
+    lines += Contributions.of(result.plan).lines if result.improved else []
     lines += _kept(result)
     products = result.kept_products
     lines += [products.text] if products else []

@@ -4,7 +4,7 @@
 
 const SECTIONS = [
   ["plans", "All plans", () => found && found.candidates && plansSection()],
-  ["limits", "What limits precision", limitsSection],
+  ["limits", "Which ops cost accuracy", limitsSection],
   ["repairs", "Repaired in place of fp32", repairsSection],
   ["blame", "Which ops cost a low model its accuracy", blameSection],
   ["diff", "What changed", diffSection],
