@@ -190,7 +190,7 @@ def test_the_ladder_has_a_plan_on_integers(
     net, data = heavy
     found = finecast("ladder", net, "--target", "inf1", "--data", data, *KEPT).json
     assert found["per_op"]["ops"]["int8"] >= 1, found["per_op"]
-    assert found["per_op"]["relative_time"] < 1
+    assert found["per_op"]["speed"] > max(r["speed"] for r in found["rungs"])
 
 
 def test_what_a_device_has_no_integers_for_is_refused(files: tuple[Path, Path]) -> None:

@@ -233,7 +233,9 @@ def test_sentences_name_what_limits_and_what_the_next_plan_would_have_cost(
     )
     worst = said["kept"][0]
     assert content["ops"][worst["op"]]["name"] == "net/layer.1/n2"
-    assert "stays in fp32: fp16 would save 72 us, and raise the predicted error" in worst["text"]
+    assert (
+        "stays in fp32: fp16 would save 72 us, and raise the predicted error" in worst["text"]
+    )
     assert "to 20" in worst["text"]
     assert said["next_faster"] == (
         "The next faster plan, lowest in fp16, was 1.25 times as fast as the chosen one: it"

@@ -53,26 +53,19 @@ def run(
     target: Target = None,
     as_json: Json = False,
 ) -> None:
-    """Cast a model by a policy, verify and save it.
+    """Convert a model to reduced precision by rules, verify and save it.
 
-    Casts stand where they serve most ops, constants are converted ahead of time, input and
-    output types are kept. Nothing is written unless the model is valid and runs; with
-    --target the emulator of that device runs it. Data guides the rules and verifies.
-
-    Without --auto-cast finecast chooses by op. The compilers' options (--fast-math, --sdk,
-    --from-env) lower what the compiler would, by casts in the model. ONNX has no tf32:
-    arithmetic in fp32 states it, for its numbers; its speed is the compiler's to give.
-
-    MODEL may be torch.export's .pt2, a SavedModel, or what OpenVINO reads: that gives .xml.
+    Types of inputs and outputs are kept. Nothing is written unless the model is valid and
+    runs; with --target the device's emulator runs it. --data calibrates and verifies. Without
+    --auto-cast finecast chooses by op. A compiler's options (--fast-math, --from-env) change
+    the ops that the compiler would.
 
     Examples:
-      finecast convert m.onnx -o low.onnx --auto-cast all --auto-cast-type bf16
+      finecast convert m.onnx -o bf16.onnx --auto-cast all --auto-cast-type bf16
 
-      finecast convert m.onnx -o low.onnx --op Softmax=fp32 --exclude 'head/.*'
+      finecast convert m.onnx -o mixed.onnx --op Softmax=fp32 --exclude 'head/.*'
 
-      finecast convert m.onnx -o low.onnx --target trn1 --auto-cast-type fp8_e4m3
-
-      finecast convert m.pt2 -o low.pt2 --auto-cast all --auto-cast-type bf16
+      finecast convert m.pt2 -o fp8.pt2 --target trn1 --auto-cast-type fp8_e4m3
     """
     from finecast import api
 

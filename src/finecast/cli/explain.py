@@ -38,17 +38,17 @@ def run(
     running: Engine,
     how: Read,
     node: Annotated[
-        str | None, typer.Argument(help="The node's name; without it all are summed up.")
+        str | None, typer.Argument(help="The name of an op; without it a table of all ops.")
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="The plan; without it the policy's rules are asked.")
+        Path | None, typer.Option(help="The plan; without it what the rules permit is shown.")
     ] = None,
     target: Target = None,
     as_json: Json = False,
 ) -> None:
-    """Why a node has its format: what decided, and every rule's verdict with its evidence.
+    """Why an op has its format: what decided, and what each rule says with its evidence.
 
-    Without a node: how many nodes have which format, and what decided.
+    Without an op: a table of all ops, those that take most time first.
 
     Examples:
       finecast explain m.onnx --plan tuned.plan.json

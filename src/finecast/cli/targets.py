@@ -17,7 +17,7 @@ def run(
     name: Annotated[str | None, typer.Argument(help="One target, in full.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """The devices that emulate and ladder know; with NAME, one of them in full.
+    """The devices that --target takes; with NAME, one of them in full.
 
     Example:
       finecast targets trn1
