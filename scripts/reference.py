@@ -13,7 +13,7 @@ import typer
 
 from finecast.cli import VERBS, command
 from finecast.cli.panels import HELP_ALL
-from finecast.devices.targets import Target, list_targets, load_target
+from finecast.devices.targets import Target, list_targets, load_target, products_of
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 WRITTEN = "<!-- Written by `python scripts/reference.py`: edit the help texts in the code. -->"
@@ -123,7 +123,7 @@ def _target(target: Target) -> tuple[str, ...]:
         if spec is next(iter(target.engines.values()))
     }
     return (
-        f"`{target.name}`",
+        ", ".join(f"`{name}`" for name in (target.name, *products_of(target.name))),
         target.description,
         ", ".join(f"{label} {rate:g}" for label, rate in rates.items()),
         f"{target.bandwidth_gb_s:g}",
