@@ -149,7 +149,7 @@ function diffSection() {
   const sentence = (text) => el("li", {}, text);
   const name = (r) => (r.after || r.before).node;
   const types = (r) => [...new Set([r.before, r.after].filter(Boolean).map((s) => s.format))];
-  const why = (r) => { const one = r.after || r.before; return one.why && r.changes.some((c) => ["type", "lost its reason", "reason", "new"].includes(c)) ? micro(one.why) : ""; };
+  const why = (r) => { const one = r.after || r.before; return one.why && r.changes.some((c) => ["type", "lost its reason", "new"].includes(c)) ? micro(one.why) : ""; };
   const was = (r) => (r.before && r.after && r.before.node !== r.after.node ? ` (was ${r.before.node})` : "");
   const parts = [el("p", {}, `Compared with ${diff.before}:`), el("ul", {}, diff.summary.map(sentence))];
   if (!diff.ops.length) return parts;
