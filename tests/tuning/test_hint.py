@@ -32,7 +32,7 @@ SLOWER = Interval(low=1.01, median=1.03, high=1.05)
 def test_an_anchor_is_named_if_two_races_show_it_better(
     metric: float, passed: bool, first: Interval, second: Interval, told: bool
 ) -> None:
-    name = "the hint alone"
+    name = "the engine's bf16 hint"
     anchor = Anchor(name=name, metric=metric, passed=passed, latency_s=1.0, cost=first.median)
     raced: list[list[str]] = []
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from finecast.naming import percents
 from finecast.numbers.formats import Format
 from finecast.planning.contributions import (
     CASTS_IF,
@@ -86,12 +87,10 @@ class Alternative:
         return _LEAST_S if self.priced is Priced.TIME else _LEAST_BYTES
 
     @property
-    def text(self) -> str:
-        """What ``fmt`` saves and what its casts cost."""
-        return self._time if self.priced is Priced.TIME else self._bytes
-
-    @property
-    def _time(self) -> str:
+    def saves(self) -> str:
+        """What the unit saves by ``fmt``, which it has."""
+        if self.priced is not Priced.TIME:
+            return self._bytes
         saved, casts = self._amount(self.saved), self._amount(self.casts)
         more = self.saved < 0 and saved
         own = f"takes {saved} more" if more else f"saves {saved or 'no time'}"
@@ -101,6 +100,24 @@ class Alternative:
             return f"{self._named} {own}, its casts cost {casts}"
         also = " and" if saved and not more else ", but"
         return f"{self._named} {own}{also} spares casts of {casts}"
+
+    @property
+    def would_save(self) -> str:
+        """What the unit would save by ``fmt``, in place of the format that it has."""
+        if self.priced is not Priced.TIME:
+            return self._bytes
+        saved, casts = self._amount(self.saved), self._amount(self.casts)
+        if not self.gains_nothing:
+            net = " net" if casts else ""
+            return f"{self._named} would save {self._amount(self.gain)}{net}"
+        more = self.saved < 0 and saved
+        own = f"would take {saved} more" if more else f"would save {saved or 'no time'}"
+        if not casts:
+            return f"{self._named} {own}"
+        if self.casts > 0:
+            word = "and" if more or not saved else "but"
+            return f"{self._named} {own}, {word} its casts would cost {casts}"
+        return f"{self._named} {own}, but spare casts of {casts}"
 
     @property
     def _bytes(self) -> str:
@@ -140,8 +157,10 @@ class Alternative:
 
     @property
     def rise(self) -> str:
-        """What ``fmt`` does to the predicted error."""
-        return f"raises the predicted error from {self.error:.2g} to {self.low_error:.2g}"
+        """What ``fmt`` would do to the predicted error."""
+        before, after = percents(self.error, self.low_error)
+        change = "reduce" if self.low_error < self.error else "raise"
+        return f"{change} the predicted error from {before} to {after}"
 
 
 def explained(
@@ -229,7 +248,7 @@ class _Compared:
         is_low = own is not Format.FP32
         decider, text = _lowered(alternatives) if is_low else _kept(alternatives)
         if decider is Decider.PLAN:
-            because = because or "low like the ops around it"
+            because = because or "in reduced precision like the ops around it"
         elif because:
             decider = Decider.PLAN
         elif not is_low:
@@ -294,13 +313,16 @@ def _kept(found: Sequence[Alternative]) -> tuple[Decider, str]:
     """What kept a unit in fp32, of its other formats, the one that gains most first."""
     if not found:
         return Decider.TIME, "no time in another format is known"
-    texts = [a.text if a.gains_nothing else f"{a.text}, but {a.rise}" for a in found]
+    texts = [
+        a.would_save if a.gains_nothing else f"{a.would_save}, and {a.rise}" for a in found
+    ]
     return found[0].against, "; ".join(texts)
 
 
 def _lowered(found: Sequence[Alternative]) -> tuple[Decider, str]:
     """What lowered a unit, and what kept it from a format that gains more."""
     beside = [a for a in found if a.from_fp32]
-    texts = [a.text for a in beside]
-    texts += [f"{a.text}, but {a.rise}" for a in found if not (a.from_fp32 or a.gains_nothing)]
+    texts = [a.saves for a in beside]
+    further = [a for a in found if not (a.from_fp32 or a.gains_nothing)]
+    texts += [f"{a.would_save}, and {a.rise}" for a in further]
     return beside[0].in_favour if beside else Decider.PLAN, "; ".join(texts)

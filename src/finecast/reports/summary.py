@@ -259,8 +259,8 @@ def _range_of_input(content: Mapping[str, Any], unit: Mapping[str, Any], label: 
 
 # Why a plan with a faster median may not be chosen.
 _EQUALLY_FAST: Final = (
-    "plans count as equally fast until a race shows, beyond what other processes disturb, that"
-    " one is more than 3% faster: the more accurate one is chosen"
+    "of plans whose times are less than 3% apart, or not known better than that, the more"
+    " accurate one is chosen"
 )
 
 
@@ -324,20 +324,20 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     error = f"; its output error is {'' if measured else 'predicted as '}"
     error += _share(one["predicted"]["relative_error"] if measured is None else measured)
     error = error if _is_relative(found.get("relative_error") or {}) else ""
-    metric = f"{found['metric']} {_figure(one['metric'])}"
-    missed = f"it misses {accuracy_asked(found)} with {metric}"
     conditions = found.get("conditions") or {}
+    scored = f"it scored {_figure(one['metric'])}"
+    missed = f"{scored}, {_beyond(conditions)} {accuracy_asked(found)}"
     if kept_here(one["metric"], conditions):
-        missed = f"it keeps {accuracy_asked(found)} on these data, with {metric}, but "
+        missed = f"{scored} on these data, within {accuracy_asked(found)}, but "
         confidence = conditions.get("confidence")
         missed += (
-            f"was not certified at {confidence:.4g} confidence"
+            f"could not be certified at {percent(confidence)} confidence"
             if confidence
-            else "is expected to lose more on other data"
+            else "is expected to lose more on new data"
         )
     known = {
         None: f"it was not evaluated on all data{error}",
-        True: f"it keeps {accuracy_asked(found)}, too, with {metric}{error}",
+        True: f"{scored}, within {accuracy_asked(found)}, too{error}",
         False: missed,
     }[one["passed"]]
     return f"The next faster plan, {one['name']}, was {how}: {known}."
@@ -384,14 +384,19 @@ def kept_here(metric: float | None, conditions: Mapping[str, Any]) -> bool:
     return metric >= least if conditions.get("higher_is_better", True) else metric <= least
 
 
+def _beyond(conditions: Mapping[str, Any]) -> str:
+    """On which side of the limit a metric is that misses it."""
+    return "below" if conditions.get("higher_is_better", True) else "above"
+
+
 def accuracy_asked(found: Mapping[str, Any]) -> str:
     """The criterion in words."""
     conditions = found.get("conditions") or {}
     least = conditions.get("target_metric")
     if least is None:
-        return "the accuracy asked for"
+        return "your limit"
     side = ">=" if conditions.get("higher_is_better", True) else "<="
-    return f"the accuracy asked for ({found['metric']} {side} {_figure(least)})"
+    return f"your limit ({found['metric']} {side} {_figure(least)})"
 
 
 def _share(value: float | None) -> str:
