@@ -11,6 +11,8 @@ import jsonschema
 import numpy as np
 import pytest
 
+from finecast.data.certificates import Certificate
+from finecast.data.metrics import ExpectedLoss
 from finecast.engines.base import KernelTime
 from finecast.errors import UsageError
 from finecast.numbers.formats import FLOATS, Format
@@ -243,6 +245,37 @@ def test_sentences_name_what_limits_and_what_the_next_plan_would_have_cost(
     )
 
 
+def test_the_first_screen_answers_four_questions() -> None:
+    found = made.result()
+    faster, loss, costs, following = found.report().to_dict()["summary"]["answers"]
+    assert faster.startswith(
+        "A call takes 500 us instead of 1 ms: 2.00 times as fast, measured"
+    )
+    assert loss == (
+        "Its top1 on your 200 samples is 0.9 instead of 0.91; what it loses on new data was"
+        " not estimated: --confidence guarantees a limit."
+    )
+    assert costs.startswith("Of the squared error of its output come from net/layer.")
+    assert "(fp16) 25%, " in costs
+    assert following.startswith("Next: write it by its save(); if it loses too much")
+    expected = ExpectedLoss(loss=0.004, deviation=0.001)
+    certain = Certificate(
+        bound=0.02, confidence=0.95, samples=400, loss=0.001, method="exact bound"
+    )
+    told = {"elsewhere": expected}, {"certificate": certain}
+    there, at_most = (
+        replace(found, **one).report().to_dict()["summary"]["answers"][1] for one in told
+    )
+    assert there.endswith("expect a loss of 0.004 (+- 0.001).")
+    assert at_most.endswith("lose at most 0.02, at 95% confidence.")
+
+
+def test_a_report_of_an_unchanged_model_says_that_it_stays() -> None:
+    unchanged = made.content(improved=False)["summary"]["answers"]
+    assert unchanged[0].startswith("The model stays as it is: no plan is faster")
+    assert made.without_search(made.result()).report().to_dict()["summary"]["answers"] == []
+
+
 def test_a_plan_that_lacks_a_certificate_is_not_said_to_miss_the_limit() -> None:
     """It scored more than was asked for, and was not proven to keep that elsewhere."""
     found = made.result()
@@ -309,7 +342,7 @@ def test_what_a_plan_alone_does_not_tell_is_said() -> None:
         "the search",
         "the engine's kernels",
     ]
-    assert content["summary"]["verdict"].endswith("which tells how fast and accurate it is.")
+    assert content["summary"]["verdict"].endswith("its run, which is not beside it.")
     assert len(content["units"]) == 5  # the plan's own reasons have figures
 
 

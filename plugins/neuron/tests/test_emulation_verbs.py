@@ -85,7 +85,7 @@ def test_options_that_lower_nothing_cost_nothing(
     assert set(report["output_errors"].values()) == {0.0}
     assert report["emulated"] == report["fp32"]
     text = finecast("emulate", mlp, *options).out
-    assert "nothing is lowered: the numbers are those of fp32" in " ".join(text.split())
+    assert "nothing is cast down: the numbers are those of fp32" in " ".join(text.split())
     # inf1 has no fp32 products: the same options cost something there.
     there = finecast("emulate", mlp, "--target", "inf1", "--fast-math", "none", *options[4:])
     assert "relative output error" in there.out

@@ -90,11 +90,11 @@ def report(result: Result, *, as_json: bool) -> None:
     table = new_table(str(result.output), ("", "value"), fold="value")
     rows = [
         ("ops", ", ".join(f"{n} {fmt}" for fmt, n in result.counts.items()) or "none"),
-        ("casts inside", str(result.casts)),
+        ("casts", str(result.casts)),
         *(("", text) for text in result.plan.declared),
         ("size", " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes)),
         *([("opset", str(result.plan.opset))] if result.plan.opset else []),
-        *_listed("restated", result.restated),
+        *_listed("rewritten", result.restated),
         *(("adjusted", gain.text) for gain in result.gains if gain.gains),
         ("verified in", (verified.engine or "nothing") + _sizes(verified.sizes)),
         *_kernels(verified),
@@ -106,7 +106,11 @@ def report(result: Result, *, as_json: bool) -> None:
         add_row(table, name, value)
     by_hint = result.plan.by_hint and result.plan.lowers
     code = map(Verbatim, result.run_notes)
-    notes = [] if result.lock is None else [f"locked for finecast verify: {result.lock}"]
+    notes = (
+        []
+        if result.lock is None
+        else [f"deployment manifest, for finecast verify: {result.lock}"]
+    )
     write_table(table, *notes, *(("run it in Python:", *code) if by_hint else ()))
 
 
@@ -115,7 +119,7 @@ def _kernels(verified: Verified) -> list[tuple[str, str]]:
     if verified.kernels is None:
         return []
     before, after = verified.kernels
-    return [("kernels", f"{before} -> {after}"), *_listed("fallen apart", verified.apart)]
+    return [("kernels", f"{before} -> {after}"), *_listed("not fused", verified.apart)]
 
 
 def _listed(name: str, lines: Sequence[str]) -> list[tuple[str, str]]:

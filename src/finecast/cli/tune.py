@@ -175,7 +175,7 @@ def _warn(outcome: Result, notes: Sequence[str], request: TuneRequest) -> None:
     study = request.study
     if request.resume and study is not None and not outcome.reused:
         warn(
-            f"--resume: no trial in {study} was of use: it has none of this model, data,"
+            f"--resume: no trial in {study} could be reused: it has none of this model, data,"
             " code, objective and baseline, or they no longer hold"
         )
 

@@ -422,7 +422,7 @@ def _decoding(options: DataOptions, session: Session) -> Decoding | None:
         return Decoding.of(session, options.decode_steps, options.state)
     if options.state:
         raise UsageError(
-            "state is carried where texts are decoded",
+            "a state is passed on only where texts are decoded",
             where="--state",
             fix="give --decode-steps",
         )

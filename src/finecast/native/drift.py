@@ -180,7 +180,7 @@ class VerifyOptions:
         convert=_settings,
     ).field({})
     strict: bool = Option(
-        help="Fail for what is told, too: other threads, another CPU, a busy machine.",
+        help="Fail for notices, too: other threads, another CPU, a busy machine.",
         kind=bool,
     ).field(False)
 
@@ -257,7 +257,7 @@ def compared(
             now = again
         speed = _speed(was, now, lock.speedup)
     checks = (
-        _equal("model", was.model, now.model, "its files are those that were locked"),
+        _equal("model", was.model, now.model, "its files are those of the manifest"),
         _engine(was.runner, now.runner),
         _machine(was, now),
         _stated(was.settings, now.settings),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from finecast.engines.exact import RELATIVE_ERROR
-from finecast.naming import an, number_of, percent, percents
+from finecast.naming import an, enumerated, number_of, percent, percents
 from finecast.numbers.thresholds import MODELLED_GAIN
 
 _MOST_DECISIONS: Final = 3
@@ -51,6 +51,7 @@ def summary_of(
     heading = [_heading(content, limiting), *([f"But {off}."] if off else [])]
     return {
         "verdict": _verdict(content),
+        "answers": _answers(content, limiting),
         "heading": " ".join(heading),
         "limits": [_named(content, unit, _limit) for unit in limiting if unit["ops"]],
         "kept_heading": _kept_heading(kept),
@@ -76,7 +77,7 @@ def _verdict(content: Mapping[str, Any]) -> str:
     ops = f"{sum(low.values())} of {number_of(total, 'op')} {named}"
     ops += f" ({declared})" if declared else ""
     if result is None or "baseline" not in result:
-        told = "No study beside it has its run, which tells how fast and accurate it is."
+        told = "Its speed and accuracy are in the study of its run, which is not beside it."
         return f"This plan has {ops}. {told}"
     if result["verdict"] != "improved":
         return f"The model stays as it is: {result['why']}."
@@ -87,6 +88,77 @@ def _verdict(content: Mapping[str, Any]) -> str:
         f" {_ms(before['latency_ms'])} ({result['speedup']:.2f} times as fast, {told}),"
         f" {_counted(result)}and {result['metric']}"
         f" {_kept(before['metric'], after['metric'])}."
+    )
+
+
+def _answers(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a person asks first, a sentence each.
+
+    How much faster is it, what does it lose here and elsewhere, which ops cost that, and what
+    is there to do next? Empty where no search is known.
+    """
+    result = content["result"]
+    if result is None or "baseline" not in result:
+        return []
+    if result["verdict"] != "improved":
+        return [_verdict(content), "Use the model given: no other one was written."]
+    return [_speed(content, result), _loss(result), _costs(content, limiting), _next(result)]
+
+
+def _speed(content: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    before, after = result["baseline"], result["tuned"]
+    engine = content["plan"]["engine"]
+    where = f"modelled for {result['target']}" if result.get("target") else "measured"
+    where += f" in {engine}" if engine and not result.get("target") else ""
+    return (
+        f"A call takes {_ms(after['latency_ms'])} instead of {_ms(before['latency_ms'])}:"
+        f" {result['speedup']:.2f} times as fast, {where}."
+    )
+
+
+def _loss(result: Mapping[str, Any]) -> str:
+    was, now = result["baseline"]["metric"], result["tuned"]["metric"]
+    samples = (result.get("conditions") or {}).get("samples")
+    of = f" on your {number_of(samples, 'sample')}" if samples else ""
+    here = f"Its {result['metric']}{of} {_kept(was, now)}"
+    certificate, elsewhere = result.get("certificate"), result.get("elsewhere")
+    if certificate:
+        there = (
+            f"new data of the same kind lose at most {_figure(certificate['bound'])}, at"
+            f" {percent(certificate['confidence'])} confidence"
+        )
+    elif elsewhere:
+        loss, deviation = elsewhere["loss"], elsewhere["deviation"]
+        there = (
+            f"on new data of the same kind expect a loss of {loss:.1g} (+- {deviation:.1g})"
+        )
+    else:
+        there = "what it loses on new data was not estimated: --confidence guarantees a limit"
+    return f"{here}; {there}."
+
+
+def _costs(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> str:
+    shares = [
+        f"{content['ops'][_main_op(one)]['name']} ({one['type']})"
+        f" {one['share'] if one['measured_share'] is None else one['measured_share']:.0%}"
+        for one in limiting
+        if one["ops"]
+    ]
+    if not shares:
+        return _heading(content, limiting)
+    return f"Of the squared error of its output come from {enumerated(shares)}."
+
+
+def _next(result: Mapping[str, Any]) -> str:
+    written = result.get("output")
+    check = "write it by its save()"
+    if written:
+        check = "run it by the code below"
+        if result.get("lock"):
+            check = f"on the machine that will run it, call finecast verify {written}"
+    return (
+        f"Next: {check}; if it loses too much, keep the first of these ops in fp32 by"
+        " --exclude, and if too little is gained, see the plans that were tried."
     )
 
 

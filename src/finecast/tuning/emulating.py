@@ -88,7 +88,10 @@ class EmulationReport(Report):
         before = f"{self.reference} {self.baseline:.6g}"
         metrics = f"{self.metric_name}: {before}, emulated {self.metric:.6g}"
         if not self.cast_ops and not self.error:
-            return (metrics, f"nothing is lowered: the numbers are those of {self.reference}")
+            return (
+                metrics,
+                f"nothing is cast down: the numbers are those of {self.reference}",
+            )
         on = number_of(self.samples, "sample")
         error = f"{self.error_figure} on {on} {self.error:.3g}"
         return (metrics, f"{error}; {number_of(self.cast_ops, 'op')} cast")

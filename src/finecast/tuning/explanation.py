@@ -228,7 +228,7 @@ class Explanation(Report):
             return [self.by_op(None)]
         count = number_of(len(self.silent), "other rule")
         unsaid = [f"{count} without objection: --json names them"] if self.silent else []
-        apart = [f"its fp32 kernel falls apart: {text}" for text in self.apart]
+        apart = [f"its fp32 kernel is not fused any more: {text}" for text in self.apart]
         heads = ("rule", "permits", "verdict", "evidence")
         verdicts = TextTable(
             left=heads, rows=self.verdicts, fold=heads[2:], notes=(*unsaid, *times)
@@ -347,4 +347,4 @@ def _read_as(node: Node, port: int, decision: Decision | None) -> str:
     if fmt.has_scales and encoding is None:
         return fmt.result.label if fmt.encodes_results else ""
     by_data = isinstance(encoding, Scaled) and encoding.shifts
-    return f"{fmt.label}, codes by {Calibration.GPTQ.value}" if by_data else fmt.label
+    return f"{fmt.label}, by {Calibration.GPTQ.value}" if by_data else fmt.label

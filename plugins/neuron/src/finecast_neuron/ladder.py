@@ -272,12 +272,17 @@ def search_per_op(
     """
     best = outcome.best
     if named is None and best is not None and best.time_s <= outcome.fastest_s:
-        return None, "the fastest rung passes: no choice by op can be faster"
+        return None, "the fastest option is within the limit: no plan by op can be faster"
     limit = best.time_s if best is not None else math.inf
     plans = [r for e, p in _bases(outcome, named) if (r := _fastest(walk, e, p, limit))]
     if plans:
-        return min(plans, key=lambda r: r.time_s), "faster than the best passing rung"
-    return None, "no plan by op that was tried passes and is faster than the best passing rung"
+        return min(
+            plans, key=lambda r: r.time_s
+        ), "faster than the best option within the limit"
+    return (
+        None,
+        "no plan by op that was tried is within the limit and faster than the best option",
+    )
 
 
 def _bases(
