@@ -255,7 +255,7 @@ def test_the_first_screen_answers_four_questions() -> None:
         "Its top1 on your 200 samples is 0.9 instead of 0.91; what it loses on new data was"
         " not estimated: --confidence guarantees a limit."
     )
-    assert costs.startswith("Of the squared error of its output come from net/layer.")
+    assert costs.startswith("Its squared output error comes from net/layer.")
     assert "(fp16) 25%, " in costs
     assert following.startswith("Next: write it by its save(); if it loses too much")
     expected = ExpectedLoss(loss=0.004, deviation=0.001)

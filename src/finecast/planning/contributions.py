@@ -39,7 +39,8 @@ _FP32: Final = Format.FP32.label
 _NAMED: Final = 3
 """Ops that are named."""
 _LEAST_PART: Final = 0.01
-"""What has less than this part of the largest figure is not named."""
+"""What has less than this part of the largest figure is not named, nor what would save less
+than this part of the time of all kernels."""
 
 
 def error_share(own: str, errors: Mapping[str, float]) -> float:
@@ -202,7 +203,9 @@ class Contributions:
     @classmethod
     def among(cls, groups: Sequence[PrecisionGroup]) -> Contributions:
         """Those of ``groups``, all of one plan."""
-        kept = [(g, max(g.saved_us.values(), default=0.0)) for g in groups if not g.is_low]
+        total_us = sum(one.times_us.get(one.format, 0.0) for one in groups)
+        gains = [(g, max(g.saved_us.values(), default=0.0)) for g in groups if not g.is_low]
+        kept = [(g, saved_us) for g, saved_us in gains if saved_us > _LEAST_PART * total_us]
         return cls(
             low=_most([(g, g.share) for g in groups if g.is_low]),
             kept=_most(kept),

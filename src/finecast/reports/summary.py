@@ -146,7 +146,9 @@ def _costs(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) ->
     ]
     if not shares:
         return _heading(content, limiting)
-    return f"Of the squared error of its output come from {enumerated(shares)}."
+    first, *others = shares
+    then = f", then {enumerated(others)}" if others else ""
+    return f"Its squared output error comes from {first}{then}."
 
 
 def _next(result: Mapping[str, Any]) -> str:
@@ -268,7 +270,7 @@ def _gained(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
 
 def _gain(saved_ms: float, casts_ms: float) -> str:
     """What a format saves, as the sum of its kernel's time and that of its casts."""
-    text = f" By the times that the plan was chosen by it saves {_ms(saved_ms)}"
+    text = f" By the times that the plan was chosen by, it saves {_ms(saved_ms)}"
     if casts_ms:
         casts = _ms(abs(casts_ms))
         casts = (

@@ -157,7 +157,7 @@ class Conclusion:
         returned = in_fp32(plan, costly[0]) if costly else None
         if returned is None or not errors or exact.figure != RELATIVE_ERROR:
             return plan
-        self.trials.progress("share of the error", 0, 1)
+        self.trials.progress("confirmation of the largest error", 0, 1)
         try:
             session = self.subject.tried(self.subject.model.build(returned))
             error = exact.error(session)
