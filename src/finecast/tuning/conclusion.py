@@ -36,7 +36,7 @@ from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, predicted_parts
 from finecast.tuning import measuring
 from finecast.tuning.executor import Executor, LostTrialError
-from finecast.tuning.findings import Findings
+from finecast.tuning.findings import Findings, foretold
 from finecast.tuning.goal import MIN_SPEEDUP, takes
 from finecast.tuning.hint import Anchor, better_alone
 from finecast.tuning.measuring import Measurements, Measuring
@@ -95,7 +95,7 @@ class Conclusion:
             built.release()
             what = f"{found.name} is not {self._wanted} here"
             return self.unchanged(f"{what}: it {takes(1 / gain.median, least)}")
-        if gain.low < least:
+        if gain.low < least or gain.low <= 1:
             built.release()
             return self.unchanged(
                 f"{found.name} is not shown to be {self._wanted} here: measured"
@@ -124,7 +124,7 @@ class Conclusion:
             tuned=self._measured(measurements, name, self.trials.metric(found.plan), built),
             plan=plan,
             built=built,
-            predicted_error=math.sqrt(found.error),
+            predicted_error=self._foretold(found),
         )
         warnings = (*outcome.warnings, *filter(None, (losing,)))
         built.release()
@@ -147,6 +147,11 @@ class Conclusion:
             gain_spread=gain.high - gain.low,
             findings=replace(self.findings, last_race=_last_race(measurements)),
         )
+
+    def _foretold(self, found: Candidate) -> float:
+        if self.analysis is None:
+            return math.sqrt(found.error)
+        return foretold(self.planner, self.analysis, found.plan, found.error)
 
     def _confirmed(self, plan: Plan, exact: Exact, errors: Mapping[str, float]) -> Plan:
         """``plan``, with what putting the ops that cost most accuracy into fp32 gave.
@@ -211,7 +216,7 @@ class Conclusion:
     def _wanted(self) -> str:
         """Text: what a plan has to be, compared with fp32."""
         words, least = self.measuring.objective.words, self.trials.budget.goal.min_speedup
-        if least == MIN_SPEEDUP:
+        if least == MIN_SPEEDUP or least <= 1:
             return words.better
         return f"{least:g} times {words.as_good} as fp32"
 
