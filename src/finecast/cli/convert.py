@@ -29,7 +29,7 @@ from finecast.cli.policy_options import (
 )
 from finecast.devices.choice import choose
 from finecast.files import CommandFiles
-from finecast.naming import left_out, number_of
+from finecast.naming import left_out, number_of, percent
 from finecast.progress import shown
 
 if TYPE_CHECKING:
@@ -137,13 +137,15 @@ def _errors(found: Verified) -> str:
     if found.relative_error is None or found.max_abs_error is None:
         return ""
     note = f"; {found.note}" if found.note else ""
-    text = f"relative {found.relative_error:.3g}, largest absolute {found.max_abs_error:.3g}"
+    text = (
+        f"relative {percent(found.relative_error)}, largest absolute {found.max_abs_error:.3g}"
+    )
     if len(found.outputs) > 1:
         text += f" (both of {next(iter(found.outputs))}"
         off, name = max((error, name) for name, error in found.largest.items())
         text += f", absolute of {name} {off:.3g})" if off > found.max_abs_error else ")"
     taken = found.taken_error
-    alone = "" if taken is None else f"; of it by fp32 alone relative {taken:.3g}"
+    alone = "" if taken is None else f"; of it by fp32 alone relative {percent(taken)}"
     on = ", on random inputs" if found.random else ""
     if found.decisions and not found.random:  # which are of more samples
         on = f", on the first {number_of(found.samples, 'sample')}"

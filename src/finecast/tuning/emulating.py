@@ -17,7 +17,7 @@ from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.engines.base import Array, EmulatedSession, Session, outputs_on
 from finecast.engines.exact import RELATIVE_ERROR, CachedSession, Exact
 from finecast.graph import Graph, Node, Value
-from finecast.naming import number_of
+from finecast.naming import number_of, percent
 from finecast.native.device import DeviceModel
 from finecast.native.model import OpenedModel
 from finecast.numbers.formats import Format
@@ -93,7 +93,7 @@ class EmulationReport(Report):
                 f"nothing is cast down: the numbers are those of {self.reference}",
             )
         on = number_of(self.samples, "sample")
-        error = f"{self.error_figure} on {on} {self.error:.3g}"
+        error = f"{self.error_figure} on {on} {percent(self.error)}"
         return (metrics, f"{error}; {number_of(self.cast_ops, 'op')} cast")
 
     @property
@@ -107,14 +107,14 @@ class EmulationReport(Report):
         scores = by_output(self.metric)
         return TextTable(
             left=("op", "node", "why"),
-            right=("output error", "share of\nits square"),
+            right=("output\nerror", "share of\nits square"),
             rows=[
                 (
                     c.node.op,
                     c.node.name,
                     "; ".join(c.reasons),
-                    f"{c.error:.3g}",
-                    f"{c.share:.3f}",
+                    percent(c.error),
+                    f"{c.share:.1%}",
                 )
                 for c in self.contributions[:most]
             ],
