@@ -52,7 +52,7 @@ demo: $(VENV)/.installed
 	@echo "demo: tuning $(DIGITS)/digits.onnx"
 	@{ PYTHONUNBUFFERED=1 $(BIN)/finecast tune $(DIGITS)/digits.onnx -o $(OUT)/tuned.onnx \
 	    --data $(DIGITS)/digits_eval.npz --calib $(DIGITS)/digits_calib.npz \
-	    --metric top1 --tolerance 0.01 --force 2>&1; \
+	    --metric top1 --max-drop 0.01 --force 2>&1; \
 	  echo $$? > $(OUT)/status; } | tee $(OUT)/demo.log
 	@status=$$(cat $(OUT)/status); rm $(OUT)/status; \
 	if [ $$status -eq 1 ] && ! grep -q Traceback $(OUT)/demo.log; then \
@@ -129,7 +129,7 @@ package: $(BIN)/python
 	cp $(DIGITS)/digits.onnx build/package/model.onnx
 	cp $(DIGITS)/digits_eval.npz build/package/data.npz
 	cd build/package && venv/bin/finecast tune model.onnx -o tuned.onnx --data data.npz \
-	  --metric top1 --tolerance 0.01 --target avx512-vnni
+	  --metric top1 --max-drop 0.01 --target avx512-vnni
 	cd build/package && venv/bin/finecast explain model.onnx --plan tuned.plan.json
 
 bench: $(VENV)/.installed-dev

@@ -12,14 +12,16 @@ from pathlib import Path
 import typer
 
 from finecast.cli import VERBS, command
-from finecast.devices.targets import Target, list_targets, load_target
+from finecast.cli.panels import HELP_ALL
+from finecast.devices.targets import Target, list_targets, load_target, products_of
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 WRITTEN = "<!-- Written by `python scripts/reference.py`: edit the help texts in the code. -->"
 COMMAND_LINE = """\
-Each verb prints its part of this page by `finecast VERB --help`. With `--json` a verb prints
-one JSON document on standard output in place of tables. [Exit codes](exit-codes.md) and
-[environment variables](environment.md) have pages of their own."""
+Each verb prints its part of this page by `finecast VERB --help-all`, and the usual options by
+`--help`. With `--json` a verb prints one JSON document on standard output in place of tables.
+[Exit codes](exit-codes.md) and [environment variables](environment.md) have pages of their
+own."""
 TARGETS = """\
 The devices that `--target` takes, in `tune`, `convert`, `emulate` and `ladder`. Their facts
 are documented rates, each with its source in a file of `src/finecast/devices/targets/`.
@@ -56,7 +58,7 @@ def _verb(verb: str) -> list[str]:
     found = command(verb)
     context = typer.Context(found, info_name=verb)
     text, examples = _help(found.help)
-    records = [p.get_help_record(context) for p in found.params]
+    records = [p.get_help_record(context) for p in found.params if p.name != HELP_ALL]
     arguments = [name for name, _ in records if not name.startswith("-")]
     rows = [(f"`{_cell(_value(name))}`", _cell(meaning)) for name, meaning in records]
     parts = [
@@ -121,7 +123,7 @@ def _target(target: Target) -> tuple[str, ...]:
         if spec is next(iter(target.engines.values()))
     }
     return (
-        f"`{target.name}`",
+        ", ".join(f"`{name}`" for name in (target.name, *products_of(target.name))),
         target.description,
         ", ".join(f"{label} {rate:g}" for label, rate in rates.items()),
         f"{target.bandwidth_gb_s:g}",

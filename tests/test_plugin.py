@@ -105,7 +105,7 @@ def test_a_plugin_that_fails_costs_what_it_adds_and_a_line(
     module.write_text("raise RuntimeError('broken here')\n")
     answer = run(site, "formats")
     assert answer.returncode == 0
-    line = "warning: the plugin 'toy' is left out: RuntimeError: broken here"
+    line = "warning: the plugin 'toy' is not loaded: RuntimeError: broken here"
     assert answer.stderr.splitlines() == [line]
     assert run(site, "greet", "m.onnx").returncode == 2
 

@@ -7,20 +7,20 @@ from typing import Final
 from finecast.plugin import IR, ONNX, PROGRAMS, EngineEntry, FrontendEntry, Plugin, Verb
 
 _VERBS: Final = {
-    "doctor": "What runs on this machine, and how fast each format is.",
+    "doctor": "Which formats are faster on this machine, measured by engine.",
     "inspect": "A model's ops by class and type, parameters, FLOPs and bytes.",
-    "convert": "Cast a model by a policy, verify and save it.",
-    "tune": "Find the fastest mixed precision that keeps your accuracy.",
+    "convert": "Convert a model to reduced precision by rules, and verify it.",
+    "tune": "Find the fastest mixed-precision model that keeps your accuracy.",
     "apply": "Apply a saved plan to a model.",
-    "verify": "Whether a tuned model does the same here as when it was tuned.",
+    "verify": "Check that a tuned model computes the same on another machine.",
     "diff": "What differs between two plans, two models, or one of each.",
-    "explain": "Why a node has its format: every rule's verdict with evidence.",
-    "blame": "Which ops of a low model cost its accuracy, and what shows it.",
-    "emulate": "What a device you do not have would do to your numbers.",
-    "targets": "The devices that emulate and ladder know.",
+    "explain": "Why each op has its format.",
+    "blame": "Find the ops that make a quantized model lose accuracy.",
+    "emulate": "Accuracy on a device that is not here, and the ops that cost it.",
+    "targets": "The devices that --target takes.",
     "formats": "Range, precision, strengths and weaknesses of the number formats.",
-    "profile": "Latency, throughput, memory and per-op times of models, compared.",
-    "prices": "Times of kernels that tune kept on this machine; clear them.",
+    "profile": "Compare latency, throughput, memory and times by op of models.",
+    "prices": "Show or clear the timing cache of tune.",
 }
 _TORCH: Final = "pip install torch onnxscript"
 _EXTERNAL_DATA: Final = "--external-data/--one-file"

@@ -80,9 +80,18 @@ def kind_of(value: object) -> str:
     return an(type(value).__name__)
 
 
-def percent(share: float) -> str:
-    """``2.5%`` for .025, with three digits; ``inf`` and ``nan`` as they are."""
-    return f"{100 * share:.3g}" + ("%" if math.isfinite(share) else "")
+def percent(share: float, digits: int = 3) -> str:
+    """``2.5%`` for .025, with so many digits; ``inf`` and ``nan`` as they are."""
+    return f"{100 * share:.{digits}g}" + ("%" if math.isfinite(share) else "")
+
+
+def percents(*shares: float) -> list[str]:
+    """Shares in percent, with as many digits as tell different ones apart, five at most."""
+    texts = [percent(share) for share in shares]
+    for digits in (4, 5):
+        if len(set(texts)) < len(set(shares)):
+            texts = [percent(share, digits) for share in shares]
+    return texts
 
 
 def listed(texts: Sequence[str], most: int, separator: str = ", ") -> str:

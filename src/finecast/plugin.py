@@ -338,7 +338,9 @@ def plugins() -> Sequence[Plugin]:
 
 def failures() -> list[str]:
     """A line for each plugin that could not be imported."""
-    return [f"the plugin {n!r} is left out: {why}" for n, why in registered().failures.items()]
+    return [
+        f"the plugin {n!r} is not loaded: {why}" for n, why in registered().failures.items()
+    ]
 
 
 def absent_plugins() -> str:

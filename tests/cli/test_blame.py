@@ -102,8 +102,8 @@ def test_a_check_from_a_file(
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ((), "there is no low model"),
-        (("LOW", "--plan", "p.json"), "there is more than one low model"),
+        ((), "no model is given to compare with"),
+        (("LOW", "--plan", "p.json"), "more than one model is given to compare with"),
         (("LOW", "--auto-cast", "all"), "no device is named (--target)"),
         (("LOW", "--metric", "top1", "--max-error", "1"), "judged in two ways"),
     ],

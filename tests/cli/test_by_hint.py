@@ -111,7 +111,10 @@ def test_the_plan_of_an_onnx_model_as_ir_is_explained(
     [
         (["--io", "low"], "leave --io out"),
         (["--io", "x=bf16"], "leave --io out"),
-        (["--auto-cast-type", "bf16,fp16"], "one low format.*--auto-cast-type bf16 or fp16"),
+        (
+            ["--auto-cast-type", "bf16,fp16"],
+            "one format beside quantized integers.*--auto-cast-type bf16 or fp16",
+        ),
         (["--target", "trn1"], r"-o NAME\.xml"),
     ],
 )
@@ -140,7 +143,7 @@ def test_models_that_are_low_have_no_hint(
         "convert", tmp_path / "theirs.xml", "-o", tmp_path / "o.xml", *BF16, "--by-hint"
     )
     assert answer.code == ExitCode.USAGE
-    assert "low or quantized" in " ".join(answer.err.split())
+    assert "in reduced precision or quantized" in " ".join(answer.err.split())
 
 
 @needs_hint

@@ -131,7 +131,7 @@ def test_tune_tries_every_format_that_gains_on_a_device(
     found = finecast("tune", net, "-o", net.with_name("a.onnx"), "--data", data, *kept).json
     assert found["verdict"] == "improved", found["why"]
     assert {"int8", "int8_weights"} & found["ops"].keys()  # as fast, where weights are most
-    assert "avx512-vnni computes bf16 in a wider format: left out" in found["why"]
+    assert "skipped: avx512-vnni computes bf16 in a wider format" in found["why"]
     verified = finecast("verify", net.with_name("a.onnx"))
     assert verified.code == ExitCode.USAGE
     assert "and none for a --target; convert writes one with --lock" in verified.err
@@ -190,7 +190,7 @@ def test_the_ladder_has_a_plan_on_integers(
     net, data = heavy
     found = finecast("ladder", net, "--target", "inf1", "--data", data, *KEPT).json
     assert found["per_op"]["ops"]["int8"] >= 1, found["per_op"]
-    assert found["per_op"]["relative_time"] < 1
+    assert found["per_op"]["speed"] > max(r["speed"] for r in found["rungs"])
 
 
 def test_what_a_device_has_no_integers_for_is_refused(files: tuple[Path, Path]) -> None:

@@ -7,10 +7,18 @@ from importlib.util import find_spec
 import pytest
 
 from finecast.cli import main
-from finecast.cli.doctor import absent_backends, backends, cell, engine_specs
+from finecast.cli.doctor import (
+    EngineRow,
+    absent_backends,
+    backends,
+    cell,
+    engine_specs,
+    summary,
+)
 from finecast.engines.base import Capability
 from finecast.engines.probe import PROBED
 from finecast.measure.environment import cpu_label, environment
+from finecast.numbers.formats import Format
 
 
 def test_every_engine_here_and_every_backend_absent_is_a_row(
@@ -35,7 +43,7 @@ def test_every_engine_here_and_every_backend_absent_is_a_row(
 def test_the_table_fits_a_terminal_and_says_what_to_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["doctor"]) == 0
+    assert main(["doctor", "--all"]) == 0
     out = capsys.readouterr().out
     for spec in engine_specs():
         assert f" {spec} " in out  # on one line
@@ -46,6 +54,33 @@ def test_the_table_fits_a_terminal_and_says_what_to_do(
     notes = re.compile(r"  \w+:\w+ \w+: |CPU: ")
     tables = [line for line in out.splitlines() if not notes.match(line)]
     assert max(map(len, tables)) <= 80
+
+
+def machine_row(**speeds: float) -> EngineRow:
+    """An engine with these speeds; none of what it does not run."""
+    formats = {
+        Format.parse(label): Capability(runs=True, speed=speed)
+        for label, speed in speeds.items()
+    }
+    formats[Format.TF32] = Capability(runs=False, reason="no kernel")
+    return EngineRow(framework="ONNX", engine="openvino", device="CPU", formats=formats)
+
+
+def test_ten_lines_say_what_each_engine_gains_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 10 + len(engine_specs())
+    assert max(map(len, lines)) <= 80
+    said = " ".join(" ".join(lines).split())
+    assert all(spec.replace(":", " on ") in said for spec in engine_specs())
+    assert "finecast doctor --all" in said
+
+
+def test_formats_that_gain_are_named_the_fastest_first() -> None:
+    rows = [machine_row(bf16=1.6, int8=2.41, fp16=0.9), machine_row(bf16=0.98)]
+    _, some, none, *_ = summary(environment(), rows)
+    assert some.endswith("(ONNX models): faster than fp32 with int8 x2.4, bf16 x1.6")
+    assert none.endswith("no format is faster than fp32")
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
@@ -66,7 +101,7 @@ def test_advice_in_brackets_is_no_markup(
     real = find_spec
     hidden = lambda name, *more: None if name == "torch" else real(name, *more)  # noqa: E731
     monkeypatch.setattr("importlib.util.find_spec", hidden)
-    assert main(["doctor"]) == 0
+    assert main(["doctor", "--all"]) == 0
     assert "pip install torch" in capsys.readouterr().out
 
 

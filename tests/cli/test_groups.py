@@ -9,7 +9,7 @@ import pytest
 
 from finecast.cli import VERBS, command, main
 from finecast.cli.groups import expanded
-from finecast.cli.panels import PANELS
+from finecast.cli.panels import HELP_ALL, PANELS, panels_of
 from finecast.cli.policy_options import Casting
 from finecast.naming import Option, options_of
 from finecast.plugin import load, option_groups, plugins
@@ -59,6 +59,9 @@ def test_these_verbs_take_data() -> None:
 
 
 def test_every_option_is_in_one_panel() -> None:
+    for verb in VERBS:
+        listed = [name for names in panels_of(verb).values() for name in names]
+        assert len({*listed}) == len(listed)
     listed = [name for names in PANELS.values() for name in names]
     listed += [
         option
@@ -66,7 +69,6 @@ def test_every_option_is_in_one_panel() -> None:
         for group in plugin.options
         for option in options_of(load(group.options))
     ]
-    assert len({*listed}) == len(listed)
     options = {
         p.name for v in VERBS for p in command(v).params if p.param_type_name == "option"
     }
@@ -79,11 +81,26 @@ def test_tune_has_few_options() -> None:
     """Beside those that plugins bring: of a device's compiler, of places for evaluations."""
     device = {f.name for kind in (Casting, *option_groups("tune")) for f in fields(kind)}
     own = {p.name for p in command("tune").params if p.param_type_name == "option"}
-    assert len(own - device - {"executor"}) <= 40
+    assert len(own - device - {"executor", HELP_ALL}) <= 40
 
 
-def test_help_has_the_usual_options_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_the_usual_options_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert len(said.splitlines()) <= 60
+    assert max(map(len, said.splitlines())) <= 80
+    listed = [line for line in said.splitlines() if line.startswith("  -")]
+    assert len(listed) == 14  # with --help and --help-all
+    assert "--max-drop X" in said
+    assert "--tolerance" not in said
+    more = len([p for p in command("tune").params if p.param_type_name == "option"]) + 1
+    assert f"Show all options, {more - 14} more." in listed[-1]
+
+
+def test_the_whole_help_has_all_options_the_usual_ones_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["tune", "--help-all"]) == 0  # needs no --output
     said = capsys.readouterr().out
     places = [
         said.index(f"\n{heading}:")
@@ -91,8 +108,20 @@ def test_help_has_the_usual_options_first(capsys: pytest.CaptureFixture[str]) ->
         if heading != "Timing"
     ]
     assert places == sorted(places)
-    assert said.index("--data FILE") < said.index("\nData and metric:") < said.index("--of ")
+    assert said.index("--data FILE") < said.index("\nAccuracy:") < said.index("--of ")
+    assert said.count("--tolerance") == 1  # in one row with the other spellings
+    aliases = {"tolerance", "keep", "kind"}
+    for one in command("tune").params:
+        if one.param_type_name == "option" and one.name not in aliases:
+            assert one.opts[0] in said
     assert max(map(len, said.splitlines())) <= 80
+
+
+def test_a_short_help_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "--help-all" not in said
+    assert "\nThe model and files:" in said
 
 
 @pytest.mark.parametrize("name", ["convert", "tune", "explain", "emulate"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,13 +10,15 @@ import onnx
 import pytest
 from onnx import parser
 
+from finecast.cli.output import write_report
 from finecast.errors import ExitCode
+from finecast.graph import Graph
 from finecast.native import engine_model
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Decision, Plan
 from finecast.rules import RULES
 from finecast.rules.base import DECISION, Reason
-from finecast.tuning.explanation import groups
+from finecast.tuning.explanation import Explanation, groups
 from tests.cli.conftest import Answer
 from tests.frontends.tools import parse, tensor
 from tests.kernels import skip_without_int8
@@ -75,7 +78,7 @@ def test_explain_without_a_node_groups_by_what_decided(finecast: Finecast, net: 
     assert found == {("fp32", "rule scope"): ["bias", "soft"], ("bf16", "plan"): ["product"]}
     out = finecast("explain", net, *options).out
     assert out.startswith("3 ops: 2 in fp32, 1 in bf16")
-    assert "bias: scope matmult" in out
+    assert re.search(r"bias +fp32 +rule scope", out)
 
 
 def decided(node: str, text: str, us: float, by: str = "casts") -> Decision:
@@ -96,6 +99,44 @@ def test_the_example_of_a_group_is_its_longest_kernel() -> None:
     assert (first.decided_by, first.nodes, first.example) == ("casts", ["a", "b", "c"], "b")
     assert first.why == "much"
     assert (second.decided_by, second.nodes) == ("error", ["d"])
+
+
+NAME = "/encoder/layer.0/attention/MatMul"
+
+
+def test_ops_are_a_table_the_slowest_first_with_whole_names(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timed(node: str, op: str, us: float) -> Decision:
+        figures: dict[str, float | str] = {
+            "ops in one kernel": 2.0 if us > 5 else 1.0,
+            "fp32 us": 2 * us,
+            "int8 us": us,
+            "error if fp32": 0.006,
+            "error if int8": 0.01,
+        }
+        reason = Reason(rule=DECISION, text="", permits=("int8",), evidence=figures)
+        return Decision(node=node, op=op, format=Format.INT8, reasons=(reason,))
+
+    decisions = (
+        timed("a", "matmul", 1.0),
+        timed("add", "add", 9.0),
+        timed(NAME, "matmul", 9.0),
+    )
+    by_rule = Reason(rule="kernel", text="no kernel", permits=("fp32",))
+    last = Decision(node="b", op="mul", format=Format.FP32, reasons=(by_rule,))
+    plan = Plan(model="", policy="auto:int8", opset=0, decisions=(*decisions, last))
+    explanation = Explanation(graph=Graph(nodes=(), values=()), plan=plan)
+    table = explanation.by_op(2)
+    assert [row[0] for row in table.rows] == [f"{NAME} +1", "a"]
+    assert table.rows[0][1:] == ("int8", "plan", "9", "18", "64%")
+    assert table.notes[0] == "and 1 more: --ops N shows more"
+    assert [one["node"] for one in explanation.to_dict()["ops"]] == [NAME, "a", "b"]
+    monkeypatch.setenv("COLUMNS", "80")
+    write_report(explanation)
+    out = capsys.readouterr().out
+    assert f"  {NAME} " in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_rules_that_decide_together_are_named_once() -> None:

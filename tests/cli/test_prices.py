@@ -64,4 +64,4 @@ def test_tune_says_once_that_the_cache_folder_cannot_be_used(
     assert answer.err.count(str(book)) == answer.err.count("no time is kept") == 1
     answer = finecast("prices", "--clear")
     assert answer.code == ExitCode.FAILED
-    assert f"error: the price book cannot be used: Not a directory ({book})" in answer.err
+    assert f"error: the timing cache cannot be used: Not a directory ({book})" in answer.err

@@ -6,6 +6,7 @@ from importlib.resources import files
 
 import pytest
 
+from finecast.devices.choice import CastRequest
 from finecast.devices.targets import (
     EngineRole,
     Relayout,
@@ -13,7 +14,9 @@ from finecast.devices.targets import (
     list_targets,
     load_target,
     parse_target,
+    products_of,
     role_of,
+    target_named,
 )
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
@@ -37,6 +40,31 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 def test_all_targets_are_there() -> None:
     assert set(list_targets()) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("h100", "sm90"),
+        ("A100", "sm80"),
+        ("T4", "sm75"),
+        ("Trainium2", "trn2"),
+        ("inferentia2", "inf2"),
+        ("Sapphire Rapids", "amx"),
+        ("trn1n", "trn1"),
+    ],
+)
+def test_devices_are_known_by_the_names_of_products(word: str, name: str) -> None:
+    assert load_target(word) is load_target(name)
+
+
+def test_the_names_of_products_mean_targets() -> None:
+    for name in EXPECTED:
+        for product in products_of(name):
+            assert product not in EXPECTED
+            assert target_named(product) == name
+            request = CastRequest(auto_cast_type="bf16", target=product.upper())
+            assert request.target == name
 
 
 def test_target_is_sane(target: Target) -> None:

@@ -291,7 +291,9 @@ def test_an_error_of_what_has_no_partner_is_told() -> None:
 def test_a_model_that_is_no_version_of_the_other_is_refused() -> None:
     other = parse("net (float[N,4,8,8] q) => (float[N,4,8,8] z) { z = Abs(q) }")
     data = {"x": np.ones((4, 4, 8, 8), np.float32)}
-    with pytest.raises(ModelError, match="no op of the low model is one of the fp32 model"):
+    with pytest.raises(
+        ModelError, match="no op of the model in reduced precision is one of the fp32 model"
+    ):
         finecast.blame(product_net(fold=False), other, data=data, progress=False)
 
 

@@ -222,7 +222,7 @@ def test_tune_tries_the_choice_and_shows_the_hint(
     outcome = tuned(tmp_path)
     assert CHOSEN in built
     anchor = outcome.anchors[0]
-    assert anchor.name == "the hint alone"
+    assert anchor.name == "the engine's bf16 hint"
     assert anchor.passed
     assert anchor.latency_s > 0
     assert anchor.metric == pytest.approx(outcome.baseline.metric, rel=1e-4)
@@ -245,11 +245,11 @@ def test_what_has_no_certificate_is_not_advised(
     assert "no plan is certified" in outcome.why
     (anchor,) = outcome.anchors
     assert not anchor.passed
-    assert outcome.comparison.rows[1][0] == "the hint alone (not certified)"
+    assert outcome.comparison.rows[1][0] == "the engine's bf16 hint (not certified)"
     assert not [line for line in outcome.lines if "use it instead" in line]
     (faster,) = (line for line in outcome.lines if line.startswith("The next faster plan"))
-    assert "it keeps the accuracy asked for" in faster
-    assert "was not certified at 0.95 confidence" in faster
+    assert "within your limit" in faster
+    assert "could not be certified at 95% confidence" in faster
     assert outcome.to_dict()["conditions"]["confidence"] == 0.95
 
 
@@ -261,7 +261,9 @@ def test_a_hint_that_no_plan_comes_up_to_is_as_fast_as_the_table_says(
 
     def times(self: EngineSubject, built: Mapping[str, Built], *_: object) -> Race:
         del self
-        return Race.stated(1.0, {n: 0.7 if n == "the hint alone" else 1.2 for n in built})
+        return Race.stated(
+            1.0, {n: 0.7 if n == "the engine's bf16 hint" else 1.2 for n in built}
+        )
 
     monkeypatch.setattr(EngineSubject, "times", times)
     outcome = tuned(tmp_path)
@@ -269,5 +271,5 @@ def test_a_hint_that_no_plan_comes_up_to_is_as_fast_as_the_table_says(
     assert outcome.comparison.rows[1][-1] == "x1.43"
     (advice,) = (text for text in outcome.warnings if "use it instead" in text)
     assert advice.startswith(
-        f"the hint alone is {1 / 0.7 - 1:.1%} faster than fp32 and no less"
+        f"the engine's bf16 hint is {1 / 0.7 - 1:.1%} faster than fp32 and no less"
     )

@@ -155,8 +155,8 @@ def test_codes_by_the_products_on_data_lose_less_on_other_data(
     np.testing.assert_array_equal(run(again), run(low))
     told = api.explain(net, "first", plan=made.plan)
     assert "every op that may have int4_weights@gptq does" in str(told)
-    assert "int4_weights, codes by gptq" in {one["read_as"] for one in told.inputs}
-    with pytest.raises(UsageError, match="gptq chooses codes by the values"):
+    assert "int4_weights, by gptq" in {one["read_as"] for one in told.inputs}
+    with pytest.raises(UsageError, match="gptq chooses integers by the values"):
         api.convert(net, None, "all:int4_weights@gptq", engine="openvino")
 
 

@@ -111,7 +111,7 @@ def test_what_is_planned_runs_on_integers(net: Path, engine: OnnxRuntimeEngine) 
         error = np.linalg.norm(run(out)[name] - exact) / np.linalg.norm(exact)
         assert 0 < error < 0.1
     (said,) = (r.text for d in done.plan.decisions if d.node == "direct" for r in d.reasons)
-    assert said == "its result is an output of the model, which is not stored as codes"
+    assert said == "its result is an output of the model, which is not quantized"
 
 
 def test_openvino_s_kernels_give_floats_as_well(net: Path) -> None:

@@ -237,7 +237,7 @@ def test_blame_names_the_low_ops_within_a_body(name: str, tmp_path: Path) -> Non
     assert culprit.node == {"nested": "outer"}.get(name, "branch")
     assert culprit.format == "fp16"
     assert culprit.within == ("mm", "square", "root")
-    assert culprit.reasons[0] == "low ops in its bodies: mm, square, root"
+    assert culprit.reasons[0] == "ops in reduced precision in its bodies: mm, square, root"
     assert told.first is not None
     assert told.first.node == culprit.node
     assert "mm|square|root" in told.keep

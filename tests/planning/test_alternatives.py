@@ -74,9 +74,9 @@ def fastest(gains: list[float], errors: list[float]) -> Plan:
 @pytest.mark.parametrize(
     ("gain", "text", "decider"),
     [
-        (6.0, "kept fp32: bf16 saves 6 us, its casts cost 12 us", "casts"),
-        (-3.0, "kept fp32: bf16 takes 3 us more, its casts cost 12 us", "time"),
-        (0.0, "kept fp32: bf16 saves no time, its casts cost 12 us", "time"),
+        (6.0, "kept fp32: bf16 would save 6 us, but its casts would cost 12 us", "casts"),
+        (-3.0, "kept fp32: bf16 would take 3 us more, and its casts would cost 12 us", "time"),
+        (0.0, "kept fp32: bf16 would save no time, and its casts would cost 12 us", "time"),
         (20.0, "bf16 saves 20 us, its casts cost 12 us", "time"),
     ],
 )
@@ -97,7 +97,7 @@ def test_an_op_that_would_gain_is_kept_by_its_error() -> None:
     text, decider = said(middle, "n1")
     assert decider == "error"
     assert text == (
-        "kept fp32: bf16 saves 30 us, but raises the predicted error from 0.001 to 0.02"
+        "kept fp32: bf16 would save 30 us, and raise the predicted error from 0.1% to 2%"
     )
 
 
@@ -108,8 +108,8 @@ def test_of_several_formats_each_is_named_and_the_best_one_decides() -> None:
     text, decider = said(kept)
     assert decider == "casts"
     assert text == (
-        "kept fp32: bf16 saves 6 us, its casts cost 12 us;"
-        " int8 takes 9 us more, its casts cost 6 us"
+        "kept fp32: bf16 would save 6 us, but its casts would cost 12 us;"
+        " int8 would take 9 us more, and its casts would cost 6 us"
     )
 
 
@@ -121,8 +121,8 @@ def test_a_low_op_says_why_it_has_not_the_format_that_gains_more() -> None:
     text, decider = said(plan)
     assert decider == "time"
     assert text == (
-        "bf16 saves 40 us, its casts cost 12 us; int8 instead of bf16 saves 20 us and"
-        " spares casts of 6 us, but raises the predicted error from 0.001 to 0.1"
+        "bf16 saves 40 us, its casts cost 12 us; int8 instead of bf16 would save 26 us net,"
+        " and raise the predicted error from 0.1% to 10%"
     )
 
 
@@ -160,7 +160,9 @@ def test_a_plan_that_no_cost_chose_says_so_first() -> None:
     text = "every op that may have bf16 does: bf16 takes 3 us more, its casts cost 12 us"
     assert said(plan) == (text, "plan")
     hinted = planner.plan({0: FP32}, "the hint lowers it", kept="the hint keeps it in fp32")
-    text = "the hint keeps it in fp32: bf16 takes 3 us more, its casts cost 12 us"
+    text = (
+        "the hint keeps it in fp32: bf16 would take 3 us more, and its casts would cost 12 us"
+    )
     assert said(explained(planner, analysis, hinted)) == (text, "plan")
 
 
@@ -168,11 +170,11 @@ def test_lowest_plans_are_named_by_the_formats_that_their_ops_have() -> None:
     planner, analysis = chain([{}, {}], {BF16: [0.0, 0.0], INT8: [0.0, 0.0]})
     both, bf16, int8 = lowest(planner, analysis)
     assert both.plan.low_formats == {BF16}  # each may have the first
-    assert (both.name, bf16.name) == ("bf16 wherever permitted",) * 2
-    assert int8.name == "int8 wherever permitted"
+    assert (both.name, bf16.name) == ("bf16 where supported",) * 2
+    assert int8.name == "int8 where supported"
     only = Permission(formats=frozenset({FP32, INT8}), reasons=())
     mixed = replace(planner, permissions={**planner.permissions, 1: only})
-    assert lowest(mixed, analysis)[0].name == "bf16, int8 wherever permitted"
+    assert lowest(mixed, analysis)[0].name == "bf16, int8 where supported"
 
 
 def test_a_format_that_was_not_timed_is_no_alternative() -> None:

@@ -11,6 +11,8 @@ import jsonschema
 import numpy as np
 import pytest
 
+from finecast.data.certificates import Certificate
+from finecast.data.metrics import ExpectedLoss
 from finecast.engines.base import KernelTime
 from finecast.errors import UsageError
 from finecast.numbers.formats import FLOATS, Format
@@ -119,7 +121,7 @@ def test_ops_have_types_reasons_times_and_what_they_read(content: dict[str, Any]
     assert middle["scope"] == "net/layer.1"
     assert middle["ran"] == "fp16"  # the kernel that the engine took all the same
     (reason,) = (content["reasons"][i] for i in middle["deciding"])
-    assert reason["text"].startswith("kept fp32: fp16 saves 60 us")
+    assert reason["text"].startswith("kept fp32: fp16 would save 72 us net")
     (read,) = (content["values"][i] for i in middle["inputs"])
     assert ops[read["from"]]["name"] == "net/layer.0/n1"
 
@@ -147,8 +149,8 @@ def test_a_cause_is_told_as_far_as_it_is_known(content: dict[str, Any]) -> None:
     text = content["summary"]["kept"][0]["text"]
     assert "its activations make an error of 0% and its weights one of 20%." in text
     assert "20% of its numbers, or more, are too small and become zero in fp16." in text
-    units = [unit | {"alone": {}} for unit in content["units"]]
-    said = summary_of(content | {"units": units})
+    (kept,) = (unit for unit in content["units"] if unit["type"] == "fp32")
+    said = summary_of(content, [], [kept | {"alone": {}}])
     assert said["kept"][0]["text"].endswith(
         "Only the size of the error is known, not its cause."
     )
@@ -175,7 +177,7 @@ def test_a_plan_that_was_ahead_in_the_last_race_alone_is_named() -> None:
     said = replace(found, findings=raced).report().to_dict()["summary"]["next_faster"]
     assert "1.02 times as fast as the chosen one" in said
     assert "0.83" not in said
-    assert "beyond what other processes disturb" in said
+    assert "less than 3% apart" in said
     assert "the more accurate one is chosen" in said
 
 
@@ -233,12 +235,45 @@ def test_sentences_name_what_limits_and_what_the_next_plan_would_have_cost(
     )
     worst = said["kept"][0]
     assert content["ops"][worst["op"]]["name"] == "net/layer.1/n2"
-    assert "stays in fp32: fp16 would save 72 us but raise the error" in worst["text"]
+    assert (
+        "stays in fp32: fp16 would save 72 us, and raise the predicted error" in worst["text"]
+    )
     assert "to 20" in worst["text"]
     assert said["next_faster"] == (
         "The next faster plan, lowest in fp16, was 1.25 times as fast as the chosen one: it"
-        " misses the accuracy asked for (top1 >= 0.89) with top1 0.1."
+        " scored 0.1, below your limit (top1 >= 0.89)."
     )
+
+
+def test_the_first_screen_answers_four_questions() -> None:
+    found = made.result()
+    faster, loss, costs, following = found.report().to_dict()["summary"]["answers"]
+    assert faster.startswith(
+        "A call takes 500 us instead of 1 ms: 2.00 times as fast, measured"
+    )
+    assert loss == (
+        "Its top1 on your 200 samples is 0.9 instead of 0.91; what it loses on new data was"
+        " not estimated: --confidence guarantees a limit."
+    )
+    assert costs.startswith("Its squared output error comes from net/layer.")
+    assert "(fp16) 25%, " in costs
+    assert following.startswith("Next: write it by its save(); if it loses too much")
+    expected = ExpectedLoss(loss=0.004, deviation=0.001)
+    certain = Certificate(
+        bound=0.02, confidence=0.95, samples=400, loss=0.001, method="exact bound"
+    )
+    told = {"elsewhere": expected}, {"certificate": certain}
+    there, at_most = (
+        replace(found, **one).report().to_dict()["summary"]["answers"][1] for one in told
+    )
+    assert there.endswith("expect a loss of 0.004 (+- 0.001).")
+    assert at_most.endswith("lose at most 0.02, at 95% confidence.")
+
+
+def test_a_report_of_an_unchanged_model_says_that_it_stays() -> None:
+    unchanged = made.content(improved=False)["summary"]["answers"]
+    assert unchanged[0].startswith("The model stays as it is: no plan is faster")
+    assert made.without_search(made.result()).report().to_dict()["summary"]["answers"] == []
 
 
 def test_a_plan_that_lacks_a_certificate_is_not_said_to_miss_the_limit() -> None:
@@ -251,10 +286,10 @@ def test_a_plan_that_lacks_a_certificate_is_not_said_to_miss_the_limit() -> None
     )
     said = found.report().to_dict()["summary"]["next_faster"]
     assert said.endswith(
-        "it keeps the accuracy asked for (top1 >= 0.89) on these data, with top1 0.9, but was"
-        " not certified at 0.95 confidence."
+        "it scored 0.9 on these data, within your limit (top1 >= 0.89), but could not be"
+        " certified at 95% confidence."
     )
-    assert any("was not certified at 0.95" in line for line in found.lines)
+    assert any("not be certified at 95%" in line for line in found.lines)
     picture = drawing("picture")  # of a plugin
     if picture is not None:
         assert "is not certified" in picture(found.to_dict(), "plans")
@@ -307,7 +342,7 @@ def test_what_a_plan_alone_does_not_tell_is_said() -> None:
         "the search",
         "the engine's kernels",
     ]
-    assert content["summary"]["verdict"].endswith("which tells how fast and accurate it is.")
+    assert content["summary"]["verdict"].endswith("its run, which is not beside it.")
     assert len(content["units"]) == 5  # the plan's own reasons have figures
 
 

@@ -13,8 +13,16 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import finecast
-from finecast.planning.alternatives import error_share
-from finecast.reports.summary import limiting_units, summary_of
+from finecast.planning.contributions import (
+    SHARES_OF,
+    Contributions,
+    PrecisionGroup,
+    error_share,
+    precision_groups,
+)
+from finecast.planning.plan import Plan
+from finecast.reports.content import Sources, content_of
+from finecast.rules.base import Reason
 from finecast.rules.policy import Policy
 from finecast.tuning.result import Result
 from tests.reports import made
@@ -68,6 +76,7 @@ def test_the_error_falls_by_the_share_of_the_first_op_named_if_that_is_in_fp32(
     assert found.counts["int8"] == len(PRODUCTS)
     content = found.report().to_dict()
     first, *others = content["summary"]["limits"]
+    assert first["measured_share"] == pytest.approx(first["share"], abs=0.05)
     name = content["ops"][first["op"]]["name"]
     assert name == "loud"
     before = found.measured_error or 0.0
@@ -85,16 +94,19 @@ def test_report_tune_explain_and_blame_name_the_same_op_first(
     path, data = outlier
     found = tuned(outlier)
     first = found.report().to_dict()["summary"]["limits"][0]
-    said = f"most of the squared error is of: loud {first['share']:.0%}"
+    said = f"{SHARES_OF}: loud (int8) {first['measured_share']:.0%}, measured"
     explained = finecast.explain(path, plan=found.plan)
     assert said in str(found)
     assert said in str(explained)
-    assert next(iter(explained.to_dict()["largest_shares"])) == "loud"
+    for one in (found.to_dict(), explained.to_dict()):
+        (loud, *_) = one["contributions"]["reduced_precision"]
+        assert loud["op"] == "loud"
+        assert loud["measured_share"] == pytest.approx(first["measured_share"], abs=1e-5)
     blamed = finecast.blame(path, found.plan, data=data, max_error=1e-5)
     name, share = next(iter(blamed.largest_shares.items()))
     assert name == "loud"
     assert share == pytest.approx(first["share"], abs=0.1)
-    assert "most of the squared error is of: loud" in str(blamed)
+    assert f"{SHARES_OF}: loud" in str(blamed)
 
 
 def test_an_op_in_fp32_is_named_apart_however_much_error_it_would_add() -> None:
@@ -103,26 +115,61 @@ def test_an_op_in_fp32_is_named_apart_however_much_error_it_would_add() -> None:
     assert {content["ops"][one["op"]]["type"] for one in said["limits"]} == {"fp16"}
     assert sum(one["share"] for one in said["limits"]) == pytest.approx(0.75, abs=0.01)
     assert [content["ops"][one["op"]]["name"] for one in said["kept"]] == ["net/layer.1/n2"]
-    assert said["kept_heading"].endswith("stays in fp32.")
+    assert said["kept_heading"].startswith("The op in fp32 that would gain the most time")
+    assert "fp16 would save 72 us, and raise the predicted error" in said["kept"][0]["text"]
 
 
-def test_low_units_are_ranked_by_what_their_return_to_fp32_takes_from_the_error() -> None:
-    units = [
-        {"type": "int8", "error": {"fp32": fp32, "int8": 0.1}} for fp32 in (0.09, 0.05, 0.0999)
-    ]
-    kept = {"type": "fp32", "error": {"fp32": 0.1, "int8": 9.0}}
-    assert limiting_units([kept, *units]) == [units[1], units[0]]  # the last has too little
+def group(name: str, fmt: str, **evidence: float) -> PrecisionGroup:
+    """A group of one op whose reason has these figures."""
+    figures = {key.replace("_", " "): value for key, value in evidence.items()}
+    reason = Reason(rule="decision", text="", permits=(fmt,), evidence=figures)
+    return PrecisionGroup(ops=(name,), main=name, kind="matmul", format=fmt, reason=reason)
 
 
-def test_a_unit_is_named_by_its_product() -> None:
-    content = made.content()
-    ops = [
-        op | ({"class": "relayout"} if op["type"] == "fp16" else {}) for op in content["ops"]
-    ]
-    ops[1] |= {"class": "matmul"}
-    (first, *_) = (u for u in content["units"] if u["type"] == "fp16")
-    said = summary_of(content | {"ops": ops, "units": [first | {"ops": [0, 1]}]})
-    assert said["limits"][0]["op"] == 1
+def test_low_ops_are_ranked_by_what_their_return_to_fp32_takes_from_the_error() -> None:
+    low = {
+        name: group(name, "int8", error_if_fp32=error, error_if_int8=0.1)
+        for name, error in {"some": 0.09, "most": 0.05, "little": 0.0999}.items()
+    }
+    kept = group("kept", "fp32", error_if_fp32=0.1, error_if_int8=9.0)
+    costly = Contributions.among([kept, *low.values()])
+    assert costly.low == (low["most"], low["some"])  # the last has too little
+    assert costly.kept == ()  # it would gain no time
+
+
+def test_ops_in_fp32_are_ranked_by_the_time_that_a_format_which_they_may_have_saves() -> None:
+    def kept(name: str, bf16_us: float, casts_us: float, error: float) -> PrecisionGroup:
+        figures = {"fp32_us": 100.0, "bf16_us": bf16_us, "casts_if_bf16_us": casts_us}
+        figures |= {"int8_us": 1.0}  # not permitted: no casts are known
+        return group(name, "fp32", **figures, error_if_fp32=0.01, error_if_bf16=error)
+
+    fast, slow, worse = (
+        kept("fast", 20.0, 10.0, 0.011),
+        kept("slow", 60.0, 10.0, 9.0),
+        kept("worse", 60.0, 50.0, 0.01),
+    )
+    costly = Contributions.among([slow, worse, fast])
+    assert costly.kept == (fast, slow)
+    assert fast.saved_us == {"bf16": 70.0}
+    (line,) = costly.lines
+    assert "fast (bf16 would save 70 us; output error 1% -> 1.1%), slow" in line
+
+
+def test_ops_that_were_decided_together_are_named_by_their_product() -> None:
+    plan: Plan = made.result().plan
+    low = [d for d in plan.decisions if d.format.label == "fp16"]
+    (own,) = (r for r in low[0].reasons if r.rule == "decision")
+    together = replace(own, evidence={**own.evidence, "ops in one kernel": 2.0})
+    decisions = {
+        low[0].node: replace(low[0], op="transpose", reasons=(together,)),
+        low[1].node: replace(low[1], reasons=(together,)),
+    }
+    plan = replace(plan, decisions=tuple(decisions.get(d.node, d) for d in plan.decisions))
+    (pair,) = (one for one in precision_groups(plan) if len(one.ops) == 2)
+    assert (pair.ops, pair.main) == ((low[0].node, low[1].node), low[1].node)
+    content = content_of(Sources(model="net", plan=plan))
+    names = [op["name"] for op in content["ops"]]
+    assert low[1].node in [names[one["op"]] for one in content["summary"]["limits"]]
 
 
 @pytest.mark.parametrize("errors", [{}, {"fp32": 0.1}, {"fp32": 0.0, "int8": 0.0}])

@@ -66,11 +66,13 @@ def test_what_passes_on_the_samples_but_is_not_proven_is_told() -> None:
     found = of.certificate(low)
     assert not of.holds(found)
     text = of.why_not(found, low)
-    assert "is not proven" in text
-    assert "for the 0.01 allowed give about 2670 in all" in text
+    assert "could not be certified" in text
+    assert "to guarantee 0.01, give about 2,670 samples in all" in text
 
 
-@pytest.mark.parametrize(("differing", "said"), [(0.005, ""), (0.05, ", as 0.05 of the dec")])
+@pytest.mark.parametrize(
+    ("differing", "said"), [(0.005, ""), (0.05, ", as 5% of predictions")]
+)
 def test_as_many_samples_are_asked_for_after_the_search_as_before(
     differing: float, said: str
 ) -> None:
@@ -80,13 +82,13 @@ def test_as_many_samples_are_asked_for_after_the_search_as_before(
     low = exact.copy()
     every = round(1 / differing)
     low[::every] = ~low[::every]
-    before = re.findall(r"give about (\d+) in all", of.expectation)
+    before = re.findall(r"give about ([\d,]+) samples in all", of.expectation)
     text = of.why_not(of.certificate(score(low)), score(low))
-    after = re.findall(r"give about (\d+) in all", text)
+    after = re.findall(r"give about ([\d,]+) samples in all", text)
     assert said in text
     assert len(before) == len(after) == 1
     assert (before == after) == (not said)
-    assert int(before[0]) <= int(after[0])
+    assert int(before[0].replace(",", "")) <= int(after[0].replace(",", ""))
 
 
 def test_the_half_that_certifies_leads_no_search() -> None:
@@ -148,9 +150,9 @@ def test_one_percent_of_the_samples_lost_is_caught() -> None:
 
 def test_what_is_provable_is_said_before_the_search() -> None:
     text = certifier(RIGHT[:800]).expectation
-    assert "400 samples certify, 400 choose" in text
-    assert "they prove a loss of 0.019 or more, if 0.02 of the decisions differ" in text
-    assert text.endswith("for the 0.01 allowed give about 2670 in all")
+    assert "400 samples choose a plan, 400 certify it" in text
+    assert "these can guarantee a loss of at most 0.019 if 2% of predictions change" in text
+    assert text.endswith("to guarantee 0.01, give about 2,670 samples in all")
 
 
 def test_a_metric_without_samples_cannot_be_certified() -> None:
@@ -182,7 +184,7 @@ def test_a_metric_without_a_known_range_takes_many_samples_or_a_range() -> None:
     assert "if no sample differs over 5 times as much as the worst of yours" in str(found)
     few = certifier_of(replace(criterion, score_range=(0, 1)), errors(exact[:400]))
     assert few is not None
-    assert "they prove a loss of 0.019 or more, if hardly any" in few.expectation
+    assert "these can guarantee a loss of at most 0.019 if hardly any" in few.expectation
     found = few.certificate(errors(low[:400]))
     assert few.holds(found)
     assert "scores in a range of 1" in str(found)
@@ -225,7 +227,7 @@ def test_a_loss_that_cannot_be_proven_leaves_the_model_as_it_is(tmp_path: Path) 
     done = finecast.tune(model, tmp_path / "b.onnx", data=data, confidence=0.95, **options)
     assert not done.improved
     assert "no plan is certified" in done.why
-    assert "is not proven" in done.why
+    assert "could not be certified" in done.why
 
 
 def test_values_by_sample_of_a_users_function_are_certified(tmp_path: Path) -> None:
@@ -259,7 +261,7 @@ def test_clusters_are_halved_and_drawn_whole() -> None:
     assert found.samples == clusters // 2
     assert found.method == "betting bound of scores in a range of 1"
     assert found.bound > alone.certificate(score(low)).bound
-    assert "50 clusters of samples certify" in whole.expectation
+    assert "50 clusters of samples choose a plan, 50 certify it" in whole.expectation
 
 
 def test_promises_on_clusters_hold() -> None:

@@ -17,7 +17,7 @@ import finecast
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
-from finecast.rules.base import DECISION, Reason
+from finecast.rules.base import DECIDED_BY, DECISION, Reason
 from finecast.tuning.difference import Change, Difference, Side, difference
 from tests.kernels import state_kernels
 from tests.planning.nets import drawn, prepared
@@ -38,13 +38,19 @@ def with_reason(plan: Plan, node: str, *reasons: Reason, fmt: Format | None = No
     )
 
 
-def chosen(us: float, **evidence: float) -> Reason:
+def chosen(us: float, **evidence: float | str) -> Reason:
     return Reason(
         rule=DECISION,
         text="it is fast",
         permits=("bf16",),
         evidence={"bf16 us": us, **evidence},
     )
+
+
+def by_casts() -> Reason:
+    """The same choice in other words, as casts decided it in another run."""
+    reason = chosen(1.0, **{DECIDED_BY: "casts"})
+    return replace(reason, text="low like the ops around it")
 
 
 KERNEL = Reason(rule="kernel", text="no kernel", permits=("fp32",))
@@ -63,6 +69,7 @@ def test_equal_plans_do_not_differ() -> None:
         ((KERNEL, Format.FP32), (chosen(1.0), Format.BF16), {Change.TYPE, Change.LOST}),
         ((KERNEL, Format.FP32), (replace(KERNEL, rule="names"), Format.FP32), {Change.LOST}),
         ((chosen(1.0), Format.BF16), (chosen(1.2), Format.BF16), set()),
+        ((chosen(1.0), Format.BF16), (by_casts(), Format.BF16), set()),
         ((chosen(1.0), Format.BF16), (chosen(2.0), Format.BF16), {Change.TIME}),
         (
             (chosen(1.0, **{"error if bf16": 1e-3}), Format.BF16),

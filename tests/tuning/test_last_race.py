@@ -108,5 +108,8 @@ def test_errors_are_measured_of_plans_that_nearly_tie(
 
 def test_formats_that_gain_by_themselves_are_told_in_one_sentence() -> None:
     speeds = [Speed(gains=text != "tf32", text=text) for text in ("bf16", "tf32", "int8")]
-    assert beside_no_gain(speeds) == ["large products alone would gain (bf16, int8)", "tf32"]
+    assert beside_no_gain(speeds) == [
+        "large products by themselves would gain (bf16, int8)",
+        "tf32",
+    ]
     assert beside_no_gain(speeds[1:2]) == ["tf32"]

@@ -246,7 +246,7 @@ def test_models_that_end_what_times_them_are_timed_here(
     )
     race = measuring.race({"all": opened.built}, Effort(min_time_s=0.0, rounds=3))
     assert race.names == {"all"}
-    told = "a race on another machine crashed (SIGSEGV): models are timed on this one"
+    told = "a benchmark on another machine crashed (SIGSEGV): models are timed on this one"
     assert told in opened.subject.told
 
 

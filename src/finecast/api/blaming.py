@@ -12,7 +12,7 @@ from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
 from finecast.data.sources import Data, DataOptions
 from finecast.devices.emulation import Emulation
-from finecast.devices.targets import list_targets
+from finecast.devices.targets import list_targets, target_named
 from finecast.engines.exact import CachedSession
 from finecast.errors import UsageError
 from finecast.native.model import EmulatedLow, LowModel, OpenedModel, ReadOptions
@@ -78,7 +78,9 @@ def _low_of(
     policy: Policy,
 ) -> LowModel:
     """The low model beside the fp32 one: that of a plan is built, a device is emulated."""
-    if isinstance(low, Emulation) or (isinstance(low, str) and low in list_targets()):
+    if isinstance(low, Emulation) or (
+        isinstance(low, str) and target_named(low) in list_targets()
+    ):
         if engine is not None:
             raise UsageError(
                 "a device that is not here runs in its emulator",

@@ -29,7 +29,7 @@ import typer
 
 from finecast.cli.groups import expanded
 from finecast.cli.output import warn, write_error, write_json
-from finecast.cli.panels import PanelledCommand
+from finecast.cli.panels import PanelledCommand, helping
 from finecast.errors import (
     ExitCode,
     FinecastError,
@@ -289,7 +289,7 @@ def _app(args: Sequence[str]) -> typer.Typer:
     chosen = _verb(args)
     for name, verb in VERBS.items():
         if name == chosen:
-            run = expanded(load(verb.module).run, name)
+            run = helping(expanded(load(verb.module).run, name))
             words = _help(run.__doc__ or verb.summary)
             app.command(name, cls=PanelledCommand, help=words)(_shielded(run))
         else:

@@ -33,9 +33,9 @@ def run(
 ) -> None:
     """Apply a saved plan to the model it was made for, or to another version of that.
 
-    Of a model that was retrained, changed or exported anew, ops are found by their names, and
-    else by their place in the graph (see finecast diff). Ops that the plan does not know stay
-    fp32. A plan most of whose ops are found nowhere is refused.
+    In a model that was retrained, changed or exported again, ops are found by their names,
+    or by their place in the graph (see finecast diff). New ops stay in fp32. A plan is
+    refused if most of its ops are not found.
 
     Example:
       finecast apply tuned.plan.json model.onnx -o tuned.onnx

@@ -30,7 +30,9 @@ def run(
     how: Read,
     low: Annotated[
         Path | None,
-        typer.Argument(metavar="LOW", help="A low version of MODEL, by any tool."),
+        typer.Argument(
+            metavar="LOW", help="MODEL quantized or in reduced precision, by any tool."
+        ),
     ] = None,
     plan: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="A plan in place of LOW.")
@@ -39,16 +41,16 @@ def run(
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
     as_json: Json = False,
 ) -> None:
-    """Which ops of a low model cost its accuracy, with what shows it.
+    """Find the ops that make a quantized or reduced-precision model lose accuracy.
 
-    Names the fewest ops whose return to fp32 makes it pass, confirmed by runs, and the first
-    op whose result leaves range or digits. Without a metric the outputs' error is judged.
-    LOW may also be a plan (--plan), or a device with its compiler's options (--target).
+    Names the fewest ops that have to be in fp32 for it to pass, as confirmed by runs, and the
+    first op with a wrong result. Without a metric the error of the outputs decides. LOW may
+    also be a plan (--plan), or a device with its compiler's options (--target).
 
     Examples:
-      finecast blame m.onnx low.onnx --data val.npz
+      finecast blame m.onnx q.onnx --data val.npz
 
-      finecast blame m.onnx low.onnx --data val.npz --metric top1 --max-drop 0.005
+      finecast blame m.onnx q.onnx --data val.npz --metric top1 --max-drop 0.01
 
       finecast blame m.onnx --target trn1 --auto-cast all --auto-cast-type fp16
       --data val.npz
@@ -62,7 +64,9 @@ def run(
     low_models = [one for one in (low, plan, emulation) if one is not None]
     if len(low_models) != 1:
         raise UsageError(
-            "there is more than one low model" if low_models else "there is no low model",
+            "more than one model is given to compare with"
+            if low_models
+            else "no model is given to compare with",
             where="LOW",
             fix="give LOW, or --plan, or --target with --auto-cast",
         )

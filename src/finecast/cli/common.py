@@ -22,8 +22,8 @@ Model = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="The FP32 model: .onnx; OpenVINO's .xml, a SavedModel's folder, .pb, .keras,"
-        " .tflite, .pdmodel; or .pt2 of torch.export.",
+        help="The fp32 model: .onnx, OpenVINO's .xml, a SavedModel folder, .pb, .keras,"
+        " .tflite, .pdmodel, or torch.export's .pt2.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

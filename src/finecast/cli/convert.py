@@ -29,7 +29,7 @@ from finecast.cli.policy_options import (
 )
 from finecast.devices.choice import choose
 from finecast.files import CommandFiles
-from finecast.naming import left_out, number_of
+from finecast.naming import left_out, number_of, percent
 from finecast.progress import shown
 
 if TYPE_CHECKING:
@@ -53,26 +53,19 @@ def run(
     target: Target = None,
     as_json: Json = False,
 ) -> None:
-    """Cast a model by a policy, verify and save it.
+    """Convert a model to reduced precision by rules, verify and save it.
 
-    Casts stand where they serve most ops, constants are converted ahead of time, input and
-    output types are kept. Nothing is written unless the model is valid and runs; with
-    --target the emulator of that device runs it. Data guides the rules and verifies.
-
-    Without --auto-cast finecast chooses by op. The compilers' options (--fast-math, --sdk,
-    --from-env) lower what the compiler would, by casts in the model. ONNX has no tf32:
-    arithmetic in fp32 states it, for its numbers; its speed is the compiler's to give.
-
-    MODEL may be torch.export's .pt2, a SavedModel, or what OpenVINO reads: that gives .xml.
+    Types of inputs and outputs are kept. Nothing is written unless the model is valid and
+    runs; with --target the device's emulator runs it. --data calibrates and verifies. Without
+    --auto-cast finecast chooses by op. A compiler's options (--fast-math, --from-env) change
+    the ops that the compiler would.
 
     Examples:
-      finecast convert m.onnx -o low.onnx --auto-cast all --auto-cast-type bf16
+      finecast convert m.onnx -o bf16.onnx --auto-cast all --auto-cast-type bf16
 
-      finecast convert m.onnx -o low.onnx --op Softmax=fp32 --exclude 'head/.*'
+      finecast convert m.onnx -o mixed.onnx --op Softmax=fp32 --exclude 'head/.*'
 
-      finecast convert m.onnx -o low.onnx --target trn1 --auto-cast-type fp8_e4m3
-
-      finecast convert m.pt2 -o low.pt2 --auto-cast all --auto-cast-type bf16
+      finecast convert m.pt2 -o fp8.pt2 --target trn1 --auto-cast-type fp8_e4m3
     """
     from finecast import api
 
@@ -97,11 +90,11 @@ def report(result: Result, *, as_json: bool) -> None:
     table = new_table(str(result.output), ("", "value"), fold="value")
     rows = [
         ("ops", ", ".join(f"{n} {fmt}" for fmt, n in result.counts.items()) or "none"),
-        ("casts inside", str(result.casts)),
+        ("casts", str(result.casts)),
         *(("", text) for text in result.plan.declared),
         ("size", " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes)),
         *([("opset", str(result.plan.opset))] if result.plan.opset else []),
-        *_listed("restated", result.restated),
+        *_listed("rewritten", result.restated),
         *(("adjusted", gain.text) for gain in result.gains if gain.gains),
         ("verified in", (verified.engine or "nothing") + _sizes(verified.sizes)),
         *_kernels(verified),
@@ -113,7 +106,11 @@ def report(result: Result, *, as_json: bool) -> None:
         add_row(table, name, value)
     by_hint = result.plan.by_hint and result.plan.lowers
     code = map(Verbatim, result.run_notes)
-    notes = [] if result.lock is None else [f"locked for finecast verify: {result.lock}"]
+    notes = (
+        []
+        if result.lock is None
+        else [f"deployment manifest, for finecast verify: {result.lock}"]
+    )
     write_table(table, *notes, *(("run it in Python:", *code) if by_hint else ()))
 
 
@@ -122,7 +119,7 @@ def _kernels(verified: Verified) -> list[tuple[str, str]]:
     if verified.kernels is None:
         return []
     before, after = verified.kernels
-    return [("kernels", f"{before} -> {after}"), *_listed("fallen apart", verified.apart)]
+    return [("kernels", f"{before} -> {after}"), *_listed("not fused", verified.apart)]
 
 
 def _listed(name: str, lines: Sequence[str]) -> list[tuple[str, str]]:
@@ -140,13 +137,15 @@ def _errors(found: Verified) -> str:
     if found.relative_error is None or found.max_abs_error is None:
         return ""
     note = f"; {found.note}" if found.note else ""
-    text = f"relative {found.relative_error:.3g}, largest absolute {found.max_abs_error:.3g}"
+    text = (
+        f"relative {percent(found.relative_error)}, largest absolute {found.max_abs_error:.3g}"
+    )
     if len(found.outputs) > 1:
         text += f" (both of {next(iter(found.outputs))}"
         off, name = max((error, name) for name, error in found.largest.items())
         text += f", absolute of {name} {off:.3g})" if off > found.max_abs_error else ")"
     taken = found.taken_error
-    alone = "" if taken is None else f"; of it by fp32 alone relative {taken:.3g}"
+    alone = "" if taken is None else f"; of it by fp32 alone relative {percent(taken)}"
     on = ", on random inputs" if found.random else ""
     if found.decisions and not found.random:  # which are of more samples
         on = f", on the first {number_of(found.samples, 'sample')}"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finecast.cli.output import add_row, new_table, write_json, write_table
+from finecast.cli.output import add_row, new_table, write_json, write_note, write_table
 from finecast.errors import EngineError
+from finecast.naming import listed, number_of
 from finecast.numbers.formats import Format
 from finecast.plugin import failures as registered_failures
 from finecast.plugin import registered
@@ -22,16 +23,32 @@ if TYPE_CHECKING:
     from finecast.measure.environment import Environment
 
 
+_ISA_LIMIT = (
+    "engines that use oneDNN use no newer instructions, whatever the CPU has (a name that"
+    " oneDNN"
+    " does not know limits nothing)"
+)
+_MOST_GAINING = 4
+"""Formats that are named of an engine."""
+
+
 def run(
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="All formats of each engine, backends that are not here, plugins."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What runs on this machine: per engine, device and format, with measured speed.
+    """Which formats are faster than fp32 on this machine, measured in each engine.
 
-    Small kernels are run in each format and timed against fp32 in turns. The second table has
-    backends that other tools support and that are not here.
+    Small matrix products and convolutions are timed in turns with fp32.
 
-    Example:
+    Examples:
       finecast doctor
+
+      finecast doctor --all
     """
     from finecast.measure.environment import environment
 
@@ -49,8 +66,11 @@ def run(
     absent = absent_backends({f"{row.engine}:{row.device}" for row in rows})
     if as_json:
         write_json(_json(machine, rows, absent, failures))
-    else:
+    elif every:
         _print(machine, rows, absent, failures)
+    else:
+        for line in (*summary(machine, rows), *failures):
+            write_note(line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +81,33 @@ class EngineRow:
     engine: str
     device: str
     formats: Mapping[Format, Capability]
+
+
+def summary(machine: Environment, rows: Sequence[EngineRow]) -> list[str]:
+    """What each engine gains from here, and where to look for more."""
+    flags = f" with {' '.join(machine.flags)}" if machine.flags else ""
+    lines = [f"this CPU: {machine.cpu}, {number_of(machine.cores, 'core')}{flags}"]
+    lines += [_gains(row) for row in rows]
+    if machine.isa_limit:
+        lines.append(f"{machine.isa_limit} is set: {_ISA_LIMIT}")
+    lines.append(
+        "speeds are those of single products and convolutions: a model gains less, and"
+        " finecast tune measures how much"
+    )
+    lines.append("a device that is not here: finecast tune --target NAME (finecast targets)")
+    lines.append("all formats, backends that are not here, and plugins: finecast doctor --all")
+    return lines
+
+
+def _gains(row: EngineRow) -> str:
+    """The formats in which an engine is faster than fp32, the fastest first."""
+    where = f"{row.engine} on {row.device} ({row.framework} models)"
+    speeds = {fmt.label: c.speed for fmt, c in row.formats.items() if c.worthwhile and c.speed}
+    gaining = sorted(((v, label) for label, v in speeds.items() if v > 1), reverse=True)
+    if not gaining:
+        return f"{where}: no format is faster than fp32"
+    texts = [f"{label} x{speed:.1f}" for speed, label in gaining]
+    return f"{where}: faster than fp32 with {listed(texts, _MOST_GAINING)}"
 
 
 def _row(spec: str) -> EngineRow:
@@ -169,10 +216,7 @@ def _print(
     flags = " ".join(machine.flags) or "none that matter"
     lines = [*notes, *failures, f"CPU: {machine.cpu}, {machine.cores} cores; flags: {flags}"]
     if machine.isa_limit:
-        lines.append(
-            f"{machine.isa_limit} is set: engines that use oneDNN are held to it, whatever the"
-            " CPU has (a name that oneDNN does not know holds them to nothing)"
-        )
+        lines.append(f"{machine.isa_limit} is set: {_ISA_LIMIT}")
     write_table(added, *lines)
 
 

@@ -26,9 +26,9 @@ def run(
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
     as_json: Json = False,
 ) -> None:
-    """Metric and output error on a device, and the ops that cause the error.
+    """Metric and output error on a device that is not here, and the ops that cause the error.
 
-    The options are the compiler's own, with its defaults: without --auto-cast
+    The options are those of the device's compiler, with its defaults: without --auto-cast
     nothing is cast, on inf1 all.
 
     Examples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -26,6 +26,8 @@ from finecast.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_MOST_OPS: Final = 20
+
 
 def run(
     model: Model,
@@ -38,17 +40,18 @@ def run(
     running: Engine,
     how: Read,
     node: Annotated[
-        str | None, typer.Argument(help="The node's name; without it all are summed up.")
+        str | None, typer.Argument(help="The name of an op; without it a table of all ops.")
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="The plan; without it the policy's rules are asked.")
+        Path | None, typer.Option(help="The plan; without it what the rules permit is shown.")
     ] = None,
     target: Target = None,
+    ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
     as_json: Json = False,
 ) -> None:
-    """Why a node has its format: what decided, and every rule's verdict with its evidence.
+    """Why an op has its format: what decided, and what each rule says with its evidence.
 
-    Without a node: how many nodes have which format, and what decided.
+    Without an op: a table of all ops, those that take most time first.
 
     Examples:
       finecast explain m.onnx --plan tuned.plan.json
@@ -80,7 +83,8 @@ def run(
     )
     lowered = () if plan is not None else choice.told(set(explanation.plan.formats.values()))
     warn(*explanation.warnings, *lowered)
-    write_report(explanation, as_json=as_json)
+    tables = [explanation.by_op(ops)] if node is None else []
+    write_report(explanation, *tables, as_json=as_json)
 
 
 def _refuse_beside_plan(options: Sequence[str]) -> None:

@@ -16,14 +16,17 @@ def run(
     data: SizedSamples,
     how: Read,
     auto_cast_type: Annotated[
-        str, typer.Option("--auto-cast-type", metavar="FORMAT", help="The low format.")
+        str,
+        typer.Option(
+            "--auto-cast-type", metavar="FORMAT", help="The format to check values for."
+        ),
     ] = "bf16",
     as_json: Json = False,
 ) -> None:
     """A model's ops by class and type, parameters, FLOPs and bytes.
 
-    FLOPs and bytes are for one call at --batch and --dim. With --data, values that overflow
-    or vanish in the low format are reported, and the first op that gives NaN or Inf.
+    FLOPs and bytes are for one call at --batch and --dim. With --data it reports values that
+    overflow or underflow in the format, and the first op that gives NaN or Inf.
 
     Examples:
       finecast inspect model.onnx

@@ -35,12 +35,14 @@ _COLUMNS = 80
 """The usual width of a terminal, for output that is read on none known: files and CI logs."""
 _LEAST_WIDTH = 9
 """Columns of words are not made narrower than that to keep others on one line."""
-_LONGEST_WORD: Final = 16
-"""Nor than their longest word, such as an op's name, up to this width and if all fits."""
 _LEAST_NAME = 11
-"""And columns that are kept on one line where the width suffices, such as names of rows."""
+"""Nor columns that are kept on one line where the width suffices, such as names of rows."""
+_LONGEST_WORD: Final = 44
+"""Words, such as an op's name, are not broken up to this width, if all fits."""
 _BETWEEN = 3
 """Characters between two columns."""
+_EDGE = 1
+"""And at the right edge."""
 
 
 def write_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -111,32 +113,46 @@ def write_note(note: str) -> None:
 
 
 def _fitted(table: Table, columns: int) -> int:
-    """The width to print at; columns of words take several lines where they have to."""
+    """The width to print at; columns of words take several lines where they have to.
+
+    Room goes to figures first, then to columns of names, then to the longest words from the
+    left, and what is left to the columns that lack most.
+    """
     from rich.cells import cell_len
     from rich.text import Text
 
-    fixed, figures = 0, 0
-    least: dict[int, int] = {}
-    longest: dict[int, int] = {}
-    for index, column in enumerate(table.columns):
+    widest: list[int] = []
+    longest: list[int] = []
+    for column in table.columns:
         texts = [t for t in (column.header, *column.cells) if isinstance(t, Text)]
-        widest = max((line.cell_len for t in texts for line in t.split("\n")), default=0)
-        least[index] = widest
-        if column.justify != "right":
-            least[index] = min(widest, _LEAST_NAME if column.no_wrap else _LEAST_WIDTH)
-            words = [cell_len(word) for t in texts for word in t.plain.split()]
-            longest[index] = min(max(words, default=0), _LONGEST_WORD)
-        fixed += _BETWEEN + (widest if column.no_wrap else least[index])
-        figures += _BETWEEN + least[index]
-    for index, word in longest.items():
-        more = min(max(word - least[index], 0), max(columns - figures, 0))
-        least[index] += more
-        figures += more
-    if fixed > columns:
-        for index, column in enumerate(table.columns):
-            column.no_wrap = column.justify == "right"
-            column.min_width = least[index]
-    return max(columns, figures)
+        words = [cell_len(word) for t in texts for word in t.plain.split()]
+        widest.append(max((line.cell_len for t in texts for line in t.split("\n")), default=0))
+        longest.append(min(max(words, default=0), _LONGEST_WORD))
+    every = range(len(widest))
+    figures = [i for i in every if table.columns[i].justify == "right"]
+    names = [i for i in every if table.columns[i].no_wrap and i not in figures]
+    beside = _BETWEEN * len(widest) + _EDGE
+    if sum(widest) + beside <= columns:
+        return columns
+    least = [min(w, _LEAST_NAME if i in names else _LEAST_WIDTH) for i, w in enumerate(widest)]
+    widths = [widest[i] if i in figures else least[i] for i in every]
+
+    def spare() -> int:
+        return max(columns - beside - sum(widths), 0)
+
+    if sum(widest[i] - widths[i] for i in names) <= spare():
+        for i in names:
+            widths[i] = widest[i]
+    for i in every:
+        widths[i] += min(max(longest[i] - widths[i], 0), spare())
+    lacking = [widest[i] - widths[i] for i in every]
+    room = min(spare(), sum(lacking))
+    for i in every:
+        widths[i] += room * lacking[i] // (sum(lacking) or 1)
+    for i, column in enumerate(table.columns):
+        column.no_wrap = i in figures
+        column.width = widths[i]
+    return max(columns, sum(widths) + beside)
 
 
 def width() -> int:

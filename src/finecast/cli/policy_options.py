@@ -25,17 +25,19 @@ class Casting:
     """Options that say what is cast."""
 
     auto_cast: str | None = Option(
-        help="none, matmult (or matmul), all; auto (default) where finecast chooses by op;"
-        " like-autocast (PyTorch), like-grappler (TensorFlow): all but what these keep.",
+        help="Which ops change: none, matmult (or matmul), all; auto (default): finecast"
+        " chooses by op; like-autocast, like-grappler: those that PyTorch's autocast or"
+        " TensorFlow's grappler would.",
         metavar="SCOPE",
     ).field(None)
     auto_cast_type: str | None = Option(
-        help="bf16, fp16; int8, with --data; weights in codes by exact, rounded or bf16"
-        " values: int8_weights, int4_weights, int8_dynamic, int4_dynamic,"
-        " int8_weights_bf16, int4_weights_bf16, in ONNX Runtime also int8_dynamic_128,"
-        " int4_dynamic_128, in PyTorch int8_dynamic_row; for a device that has it int8,"
-        " fp8_e4m3, tf32, or blocks: mxfp8_e4m3, mxfp4, nvfp4, nvfp4_weights_bf16 and the"
-        " like. Several: auto mixes them, other scopes take the first that an op may have.",
+        help="Formats that ops may have, as bf16,int8; default: those that gain here. int8"
+        " needs --data. Quantized weights with fp32 activations: int8_weights, int4_weights;"
+        " with activations quantized at run time: int8_dynamic, int4_dynamic; with bf16:"
+        " int8_weights_bf16, int4_weights_bf16. ONNX Runtime also has int8_dynamic_128 and"
+        " int4_dynamic_128, PyTorch int8_dynamic_row; some targets fp8_e4m3, tf32, or blocks:"
+        " mxfp8_e4m3, mxfp4, nvfp4, nvfp4_weights_bf16 and the like. auto mixes formats, other"
+        " scopes take the first that an op may have.",
         metavar="FORMAT[,FORMAT]",
     ).field(None)
 
@@ -54,7 +56,7 @@ class CompilerCasting(Casting):
         help="none, matmult (or matmul), all.", metavar="SCOPE"
     ).field(None)
     auto_cast_type: str | None = Option(
-        help="bf16, fp16; for a device that has it tf32, fp8_e4m3, int8 or int8_weights.",
+        help="bf16, fp16; if the device has it tf32, fp8_e4m3, int8 or int8_weights.",
         metavar="FORMAT",
     ).field(None)
 
@@ -136,7 +138,8 @@ Target = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="A device that is not here (see finecast targets): its formats, modelled times.",
+        help="Plan for a device that is not here, as h100 or trn1 (see finecast targets)."
+        " Accuracy is emulated, times are modelled.",
     ),
 ]
 NeededTarget = Annotated[

@@ -11,13 +11,13 @@ from finecast.naming import number_of
 
 
 def run(
-    clear: Annotated[bool, typer.Option("--clear", help="Forget all of them.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Clear the cache.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """The price book: times of kernels that tune measured here and uses again.
+    """The timing cache: times of kernels that tune measured here and uses again.
 
-    A second run on a model, or one on a model of the same kernels, then needs no profile. What
-    is chosen was timed in its own run all the same. One row for each machine and engine.
+    A second run on a model, or on another one with the same kernels, then needs no profiling.
+    The result is timed in each run all the same. One row for each machine and engine.
 
     Example:
       finecast prices --clear

@@ -23,7 +23,10 @@ _Runner = Annotated[
 ]
 _Trusted = Annotated[
     bool,
-    typer.Option("--trust", help="Run code in a .keras file, if you know who made the file."),
+    typer.Option(
+        "--trust",
+        help="Run code that a .keras file contains. Only for files whose author you trust.",
+    ),
 ]
 
 

@@ -17,7 +17,7 @@ def run(
     name: Annotated[str | None, typer.Argument(help="One target, in full.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """The devices that emulate and ladder know; with NAME, one of them in full.
+    """The devices that --target takes; with NAME, one of them in full.
 
     Example:
       finecast targets trn1
@@ -62,22 +62,21 @@ def _engine(spec: EngineSpec) -> dict[str, Any]:
 
 
 def _print_all(targets: list[Target]) -> None:
-    from finecast.devices.targets import EngineRole
+    from finecast.devices.targets import EngineRole, products_of
 
     table = new_table(
-        "Targets",
-        ("name", "device", "matmul formats, TFLOPS", "transposes"),
+        "Targets, with names of products that mean the same",
+        ("name", "device", "matmul formats, TFLOPS"),
         ("GB/s",),
-        fold="matmul formats, TFLOPS",
+        fold=("name", "device", "matmul formats, TFLOPS"),
     )
     for target in targets:
         rates = target.engine(EngineRole.MATMUL).rates_tflops
         add_row(
             table,
-            target.name,
+            ", ".join((target.name, *products_of(target.name))),
             target.description,
             ", ".join(f"{f.label} {rate:g}" for f, rate in rates.items()),
-            ", ".join(r.value for r in target.relayouts),
             f"{target.bandwidth_gb_s:g}",
         )
     write_table(table, "finecast targets NAME shows one in full")

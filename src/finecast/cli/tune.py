@@ -76,23 +76,15 @@ def run(
 ) -> int:
     """Find the fastest mixed-precision model that keeps your accuracy.
 
-    Never writes a model that loses more than allowed or is slower than fp32: then it says so,
-    writes nothing and exits with 1.
-
-    With --target the device need not be here: accuracy is that of its emulation, times are
-    modelled from its documented rates, and the plan is stated by casts that its compiler
-    respects (--auto-cast none).
-
-    MODEL may be torch.export's .pt2, a SavedModel, or what OpenVINO reads: that gives .xml.
+    If no model is faster than fp32 within the limit, nothing is written and the exit code is
+    1. With --target accuracy is emulated, and times are modelled from the device's data sheet.
 
     Examples:
-      finecast tune m.onnx -o low.onnx --data val.npz --metric f1 --tolerance 0.02
+      finecast tune m.onnx -o fast.onnx --data val.npz --metric f1 --max-drop 0.02
 
-      finecast tune m.onnx -o low.onnx --eval mine.py:score --calib mine.py:feeds
+      finecast tune m.onnx -o fast.xml --eval mine.py:score --calib mine.py:inputs
 
-      finecast tune m.onnx -o low.onnx --target trn1 --data val.npz --metric top1
-
-      finecast tune m.pt2 -o low.pt2 --data val.npz --metric top1
+      finecast tune m.pt2 -o fast.pt2 --target trn1 --data val.npz --metric top1
     """
     choice = narrowed(choose(casting.request(target), device), narrowing)
     output = written.path
@@ -183,7 +175,7 @@ def _warn(outcome: Result, notes: Sequence[str], request: TuneRequest) -> None:
     study = request.study
     if request.resume and study is not None and not outcome.reused:
         warn(
-            f"--resume: no trial in {study} was of use: it has none of this model, data,"
+            f"--resume: no trial in {study} could be reused: it has none of this model, data,"
             " code, objective and baseline, or they no longer hold"
         )
 

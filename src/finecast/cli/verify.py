@@ -16,16 +16,17 @@ from finecast.progress import shown
 
 def run(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A model that tune wrote, with its lock.")
+        Path,
+        typer.Argument(metavar="MODEL", help="A model that tune wrote, with its manifest."),
     ],
     options: VerifyOptions,
     as_json: Json = False,
 ) -> None:
-    """Whether a tuned model does on this machine what it did when it was tuned.
+    """Check that a tuned model computes the same here as where it was tuned.
 
-    Compares the engine and its version, instruction sets, settings and kernels with the lock
-    that tune wrote beside the model, runs its golden samples, and times a call. It takes
-    seconds, and needs no data. Exits with 1 where numbers or speed may be others.
+    Compares engine, version, instruction sets, settings and kernels with the deployment
+    manifest that tune wrote beside the model, runs its samples, and times a call. It takes
+    seconds and needs no data. Exits with 1 if numbers or speed may differ.
 
     Examples:
       finecast verify tuned.onnx

@@ -28,6 +28,7 @@ import numpy as np
 
 from finecast.data.samples import Floats, Indices, Samples, Scores
 from finecast.errors import UsageError
+from finecast.naming import percent
 
 LEAST_UNBOUNDED: Final = 1200
 """Samples from which on a metric without a known range is certified: what harms .3% of the
@@ -82,9 +83,9 @@ class Certificate:
         return {**asdict(self), "bound": self.bound if math.isfinite(self.bound) else None}
 
     def __str__(self) -> str:
-        """For example ``at most 0.02 lost at 0.95 confidence (400 samples, exact bound)``."""
+        """For example ``at most 0.02 lost at 95% confidence (400 samples, exact bound)``."""
         return (
-            f"at most {self.bound:.3g} lost at {self.confidence:.4g} confidence"
+            f"at most {self.bound:.3g} lost at {percent(self.confidence)} confidence"
             f" ({self.samples} samples, {self.method})"
         )
 

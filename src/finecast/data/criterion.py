@@ -82,7 +82,8 @@ class Criterion:
     """
 
     kind: CriterionKind = Option(
-        help="How --tolerance is read: relative or absolute.",
+        help="Alias: whether --tolerance is absolute, as --max-drop, or a share of fp32's"
+        " metric.",
         flags=("--criterion",),
         metavar="relative|absolute",
         python=((str, CriterionKind), "relative or absolute"),
@@ -90,35 +91,35 @@ class Criterion:
         convert=partial(member_of, CriterionKind, what="criterion"),
     ).field(CriterionKind.RELATIVE)
     tolerance: float = Option(
-        help="Loss of the metric that is allowed.",
+        help="Alias: the loss allowed as a share of fp32's metric.",
         metavar="X",
         python=((Real, str), "a number"),
         convert=partial(share_of, where="--tolerance", example=_DEFAULT_TOLERANCE),
     ).field(_DEFAULT_TOLERANCE)
     higher_is_better: bool = True
     max_drop: float | None = Option(
-        help="The loss that is allowed as an absolute number, as in NNCF: --criterion absolute"
-        " --tolerance X in one.",
+        help="How much the metric may get worse, in its own unit, as 0.01 of top1; default: 1%"
+        " of fp32's metric.",
         metavar="X",
         python=((Real, str), "a number"),
         convert=partial(share_of, where="--max-drop", example=_DEFAULT_TOLERANCE),
     ).field(None)
     keep: float | str | None = Option(
-        help="The share of the metric to keep: 99% is --tolerance 0.01, 99.9% is 0.001.",
+        help="Alias: the share of fp32's metric to keep, as 99%.",
         metavar="SHARE",
         python=((Real, str), "a share as '99%'"),
         convert=partial(share_of, where="--keep", example=0.99, most=1.0),
     ).field(None)
     confidence: float | None = Option(
-        help="Prove at this confidence, as 0.95, that no more is lost on other data of the"
-        " same kind: half of the data choose a plan, the other half certify it.",
+        help="Guarantee the limit for new data of the same kind, at this confidence, as 0.95."
+        " Half of the data choose a plan, the other half certify it.",
         metavar="SHARE",
         python=((Real, str), "a share, as 0.95"),
         convert=partial(share_of, where="--confidence", example=0.95),
     ).field(None)
     score_range: tuple[float, float] | None = Option(
-        help="The least and the largest score that a sample can have, as 0:1, where they are"
-        " not known, as of --eval, mse, mae and kld: --confidence needs fewer samples then.",
+        help="The range of a sample's score, as 0:1, for --eval, mse, mae and kld: with it"
+        " --confidence needs fewer samples.",
         metavar="LEAST:MOST",
         python=((str, Sequence), "two numbers, as (0, 1)"),
         convert=_range_of,

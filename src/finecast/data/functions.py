@@ -284,8 +284,8 @@ def check_finite(baseline: float, where: str) -> None:
     """
     if math.isinf(baseline):
         raise UserCodeError(
-            f"the evaluation function returns {baseline:g} for the fp32 model: how much worse"
-            " another model is cannot be told",
+            f"the evaluation function returns {baseline:g} for the fp32 model: how much"
+            " worse another model is cannot be said",
             where=where,
             fix="return a finite number; a ratio to the fp32 model's own outputs is --metric"
             " snr_db, cosine or max_abs",

@@ -138,22 +138,23 @@ class DataOptions:
     """
 
     data: Data | None = Option(
-        help="Arrays with the inputs' names, and labels.",
+        help="Arrays named like the model's inputs, and labels as 'label'.",
         metavar="FILE.npz",
         kind=Path,
         python=(object, "data"),
     ).field(None)
     labels: str | None = Option(
-        help="Array of labels in --data; default 'label'.",
+        help="The array of labels in --data; default 'label'.",
         metavar="NAME",
     ).field(None)
     calib: Data | CalibrationFunction | None = Option(
-        help="Calibration feeds: an unlabelled .npz, or a function that yields them.",
+        help="Calibration data: an .npz without labels, or a function that yields inputs."
+        " Default: a part of --data.",
         metavar="NPZ|FILE.py:FUNCTION",
         python=(object, "calibration data"),
     ).field(None)
     sample_axes: Mapping[str, int | None] = Option(
-        help="The axis of an input along which samples lie; none if all samples share it.",
+        help="The batch axis of an input; none if all samples share it.",
         flags=("--sample-axis",),
         metavar="NAME=none|AXIS",
         many=True,
@@ -161,10 +162,10 @@ class DataOptions:
         convert=_axes,
     ).field({})
     batch: int | None = Option(
-        help="Samples a call; default 32 of data, 1 of random feeds.", kind=int, least=1
+        help="Batch size; default 32 with data, 1 for random inputs.", kind=int, least=1
     ).field(None)
     dims: Mapping[str, int] = Option(
-        help="Size of a free dimension, for random feeds.",
+        help="The size of a dynamic dimension, for random inputs.",
         flags=("--dim",),
         metavar="NAME=SIZE",
         many=True,
@@ -173,46 +174,50 @@ class DataOptions:
     ).field({})
     metric: str | None = Option(
         help="top1 (or accuracy), top5, f1, agreement (or same_top1), cosine, spearman,"
-        " snr_db, max_abs, mse, mae, perplexity, kld; default agreement.",
+        " snr_db, max_abs, mse, mae, perplexity, kld; default agreement with fp32.",
         metavar="NAME",
         python=(str, "the name of a metric (a function of your own is evaluate)"),
     ).field(None)
     evaluate: EvalFunction | str | None = Option(
-        help="Your own metric: gets run(feeds) -> outputs by name, returns a number.",
+        help="Your own metric: a function that gets run(inputs) -> outputs by name, and"
+        " returns a number.",
         flags=("--eval",),
         metavar="FILE.py:FUNCTION",
         python=((Callable, str), "a function of run"),
     ).field(None)
-    lower_is_better: bool = Option(help="The --eval metric is a loss.", kind=bool).field(False)
+    lower_is_better: bool = Option(
+        help="Less of the --eval metric is better, as of a loss.", kind=bool
+    ).field(False)
     of: Sequence[str] = Option(
-        help="The model's output that the metric and the error are of, by name; of several"
-        " the worst counts. Default: the worst of all for cosine, snr_db, max_abs and the"
-        " error, else the first; never one that copies an input.",
+        help="The output that metric and error are computed on; of several the worst counts."
+        " Default: the worst of all for cosine, snr_db, max_abs and the error, else the first;"
+        " never one that copies an input.",
         metavar="OUTPUT",
         many=True,
         python=(Iterable, "an output's name, or several,"),
         convert=_names,
     ).field(())
     slices: int | None = Option(
-        help="The axis of the outputs along which numbers have different units: each index is"
-        " compared by itself, and the worst counts. Default: found from the fp32 outputs.",
+        help="The axis of the outputs along which units differ, as boxes beside scores."
+        " Each index is compared by itself, and the worst counts. Default: found from the fp32"
+        " outputs.",
         metavar="AXIS",
         kind=int,
     ).field(None)
     groups: str | None = Option(
-        help="Array of --data that tells which samples belong together, as those of one text"
-        " or patient: --confidence draws them whole.",
+        help="The array of --data that says which samples belong together, as those of one"
+        " patient. --confidence draws such groups as a whole.",
         metavar="NAME",
     ).field(None)
     decode_steps: int | None = Option(
-        help="Decode the last N tokens of each text one by one, with the model's own cache of"
-        " the calls before; the metric is of these tokens.",
+        help="Decode the last N tokens of each text one by one with the model's KV cache; the"
+        " metric is computed on these tokens.",
         metavar="N",
         kind=int,
         least=1,
     ).field(None)
     state: Mapping[str, str] = Option(
-        help="The output that becomes an input in the next call, as 'past.*=present.*';"
+        help="The output that becomes an input of the next call, as 'past.*=present.*';"
         " default: found by these two names.",
         metavar="INPUT=OUTPUT",
         many=True,
@@ -417,7 +422,7 @@ def _decoding(options: DataOptions, session: Session) -> Decoding | None:
         return Decoding.of(session, options.decode_steps, options.state)
     if options.state:
         raise UsageError(
-            "state is carried where texts are decoded",
+            "a state is passed on only where texts are decoded",
             where="--state",
             fix="give --decode-steps",
         )

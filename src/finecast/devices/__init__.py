@@ -23,5 +23,6 @@ if TYPE_CHECKING:
     from finecast.devices.emulation import setting_of as setting_of
     from finecast.devices.targets import Relayout as Relayout
     from finecast.devices.targets import load_target as load_target
+    from finecast.devices.targets import target_named as target_named
 else:
     __getattr__ = imported_on_use(__name__)

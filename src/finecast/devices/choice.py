@@ -20,6 +20,7 @@ from finecast.devices.emulation import (
     explicit_casts,
     having,
 )
+from finecast.devices.targets import target_named
 from finecast.errors import UsageError
 from finecast.naming import stated
 from finecast.numbers.formats import BLOCKS, CODED, Format
@@ -64,6 +65,8 @@ class CastRequest:
             if value is not None:
                 word = stated(value, "--" + name.replace("_", "-"))
                 object.__setattr__(self, name, word)
+        if self.target is not None:
+            object.__setattr__(self, "target", target_named(self.target))
 
     @property
     def labels(self) -> list[str]:

@@ -144,7 +144,7 @@ def drop_slow_formats(
     named = set(policy.op_formats.values())
     kept = tuple(f for f, s in speeds.items() if s.gains or f in named) or policy.formats[:1]
     notes = tuple(
-        s.note if f in kept else f"{s.text}: left out"
+        s.note if f in kept else f"skipped: {s.text}"
         for f, s in speeds.items()
         if not s.gains and f not in named
     )

@@ -323,7 +323,9 @@ def _remove_empty(path: Path) -> None:
 
 def _unusable(path: Path, reason: str) -> PriceBookError:
     fix = f"make room for a file of finecast's there, or let {_FOLDER} name another folder"
-    return PriceBookError(f"the price book cannot be used: {reason}", where=str(path), fix=fix)
+    return PriceBookError(
+        f"the timing cache cannot be used: {reason}", where=str(path), fix=fix
+    )
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:

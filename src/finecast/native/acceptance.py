@@ -108,7 +108,7 @@ class Pair:
             return None
         with suppress(EngineError):
             outputs = self.explained(_products_of(self.built.plan), feeds)
-            return "the model with its products alone lowered", outputs
+            return "the model with its products alone in reduced precision", outputs
         return None
 
     def _under_hint(self, feeds: Feeds) -> tuple[str, Outputs] | None:

@@ -43,22 +43,25 @@ class Destination:
     """
 
     path: Path | None = Option(
-        help="The model that is written.",
+        help="The file to write.",
         flags=("-o", "--output"),
         metavar="FILE",
         kind=Path,
         keywords=("output",),
         convert=path_of,
     ).field(None)
-    force: bool = Option(help="Replace files that exist.", kind=bool).field(False)
+    force: bool = Option(help="Overwrite existing files.", kind=bool).field(False)
     external_data: bool | None = Option(
-        help="Tensors in NAME.data beside the output, or all in one file; default: as the"
-        " model came, and beside it from 1.8 GB on.",
+        help="Weights in NAME.data beside the output, or all in one file. Default: as in the"
+        " model given, and beside it from 1.8 GB on.",
         flags=("--external-data/--one-file",),
         kind=bool,
     ).field(None)
     plan_out: Path | None = Option(
-        help="Write the plan here too.", metavar="FILE.json", kind=Path, convert=path_of
+        help="Write the plan to this file, too.",
+        metavar="FILE.json",
+        kind=Path,
+        convert=path_of,
     ).field(None)
 
     def __post_init__(self) -> None:

@@ -59,7 +59,7 @@ class ClassCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Risk:
-    """A value that the low format cannot represent."""
+    """A value that the reduced format cannot represent."""
 
     value: str
     node: str
@@ -141,7 +141,7 @@ class Census(Report):
 
     @property
     def _low(self) -> str:
-        return "the low format" if self.low is None else self.low.label
+        return "the reduced format" if self.low is None else self.low.label
 
     @property
     def _notes(self) -> list[str]:

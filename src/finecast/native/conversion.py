@@ -381,7 +381,7 @@ def _grown(done: Converted, used: Collection[Format]) -> tuple[str, ...]:
     if not named or after < before:
         return ()
     sizes = f"{before} bytes before, {after} after"
-    why = "codes come with scales and ops, and the constants in codes are few or small"
+    why = "quantized weights come with scales and ops, and those here are few or small"
     return (f"{named[0]} makes the model no smaller ({sizes}): {why}",)
 
 

@@ -51,10 +51,10 @@ _MOST_CHANGES: Final = 8
 
 
 class State(Enum):
-    """What a check found: all as locked, a difference that is told, or one that counts."""
+    """What a check found: all as before, a difference to know of, or one that counts."""
 
     HOLDS = "holds"
-    TOLD = "told"
+    TOLD = "notice"
     DRIFTED = "drifted"
 
 
@@ -107,8 +107,8 @@ class Verification(Report):
     @property
     def lines(self) -> Sequence[str]:
         """The verdict, and a line for each check."""
-        verdict = "holds" if self.holds else "does not hold"
-        head = f"{self.model} {verdict} on this machine what its lock says"
+        does = "computes the same" if self.holds else "may not compute the same"
+        head = f"{self.model} {does} here as where it was tuned"
         return [
             head,
             *(f"{c.name}: {c.state.value}: {text}" for c in self.checks for text in c.texts),
@@ -180,7 +180,7 @@ class VerifyOptions:
         convert=_settings,
     ).field({})
     strict: bool = Option(
-        help="Fail for what is told, too: other threads, another CPU, a busy machine.",
+        help="Fail for notices, too: other threads, another CPU, a busy machine.",
         kind=bool,
     ).field(False)
 
@@ -257,7 +257,7 @@ def compared(
             now = again
         speed = _speed(was, now, lock.speedup)
     checks = (
-        _equal("model", was.model, now.model, "its files are those that were locked"),
+        _equal("model", was.model, now.model, "its files are those of the manifest"),
         _engine(was.runner, now.runner),
         _machine(was, now),
         _stated(was.settings, now.settings),
@@ -317,7 +317,7 @@ def _stated(was: Mapping[str, str], now: Mapping[str, str]) -> Check:
             text = f"{name} is {after or 'not set'}, and was {before or 'not set'}"
             (notes if name in OF_SPEED else drifted).append(text)
     state = State.DRIFTED if drifted else State.TOLD if notes else State.HOLDS
-    texts = (*drifted, *notes) or (f"{number_of(len(now), 'setting')} as locked",)
+    texts = (*drifted, *notes) or (f"{number_of(len(now), 'setting')} as in the manifest",)
     return Check(name="settings", state=state, texts=texts)
 
 
@@ -382,14 +382,14 @@ def _numbers(lock: Lock, deviations: Mapping[str, float]) -> Check:
 def _speed(was: Observed, now: Observed, speedup: float | None) -> Check:
     if was.call_s is None or now.call_s is None:
         return Check(name="speed", state=State.HOLDS, texts=("no time was promised",))
-    text = f"{now.call_s * 1e3:.3f} ms a call, and {was.call_s * 1e3:.3f} when locked"
+    text = f"{now.call_s * 1e3:.3f} ms a call, and {was.call_s * 1e3:.3f} when tuned"
     text += "" if speedup is None else f" (x{speedup:.2f} of fp32 as tune timed it)"
     slow = now.call_s > SLOWER * was.call_s
     doubts: list[str] = []
     if now.denied:
         doubts.append(f"other processes have {now.denied:.0%} of the processor time")
     if was.denied:
-        doubts.append(f"they had {was.denied:.0%} when it was locked")
+        doubts.append(f"they had {was.denied:.0%} when it was tuned")
     if was.machine.cpu != now.machine.cpu:
         doubts.append("another CPU: no time was promised for it")
     state = State.HOLDS if not slow else State.TOLD if doubts else State.DRIFTED

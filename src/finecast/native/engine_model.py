@@ -209,7 +209,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
                 f"a model of {nodes} nodes and {self.size_bytes / 1e6:.0f} MB would be"
                 " compiled twice",
                 where=self.name,
-                fix="finecast convert compiles it to verify it, and tells",
+                fix="finecast convert compiles it to verify it, and shows it",
             )
         load = partial(load_with_kernels, self.runners(engine)[0])
         _, before = load(self.loadable)

@@ -541,5 +541,5 @@ class EngineExamined(Examined):
         if of_time:
             profiles, slow = profiles.without_slow_formats()
             for fmt in slow:
-                subject.tell(f"{fmt.label} gains nothing on this workload: left out")
+                subject.tell(f"{fmt.label} gains nothing on this model and data: skipped")
         return Times.measured(self.planner, profiles, subject.engine, self.facts, subject.book)

@@ -148,15 +148,15 @@ def check_by_hint(policy: Policy, engine: Engine, prepared: PreparedModel) -> No
         )
     if not known:
         raise UsageError(
-            "the model has ops that are low or quantized, and a precision hint is for models"
-            " in fp32",
+            "the model has ops in reduced precision or quantized, and a precision hint is"
+            " for models in fp32",
             where="--by-hint",
             fix="give the model in fp32, or leave --by-hint out",
         )
     floats = [fmt for fmt in policy.formats if not fmt.has_scales]
     if len(floats) != 1 or floats[0] not in known:
         raise UsageError(
-            "a precision hint has one low format beside codes",
+            "a precision hint has one format beside quantized integers",
             where="--by-hint",
             fix=f"give --auto-cast-type {' or '.join(f.label for f in known)}",
         )
@@ -226,5 +226,7 @@ def check_marks(plan: Plan, graph: Graph, session: Session) -> None:
 
 def _lost(what: str) -> EngineError:
     return EngineError(
-        what, fix="leave --by-hint out: casts can state this plan; or let that op be low"
+        what,
+        fix="leave --by-hint out: casts can state this plan; or let that op be in reduced"
+        " precision",
     )

@@ -93,7 +93,7 @@ def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:
             )
     if policy.calibration is Calibration.GPTQ and not data:
         raise UsageError(
-            "gptq chooses codes by the values that weights meet, and there is no data",
+            "gptq chooses integers by the values that weights meet, and there is no data",
             where="--calibration",
             fix="give some of the model's inputs: --data calib.npz (data=...)",
         )

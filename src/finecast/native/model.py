@@ -35,12 +35,12 @@ from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
 
 ENGINE_OPTION: Final = Option(
-    help=f"{', '.join(entry.name for entry in engines())}; :DEVICE if not CPU; or"
-    " emulator:TARGET.",
+    help=f"The engine that runs the model: {', '.join(entry.name for entry in engines())};"
+    " :DEVICE if not CPU; or emulator:TARGET.",
     metavar="NAME[:DEVICE]",
 )
 RULES_OPTION: Final = Option(
-    help="Python file whose functions named rule* judge nodes; repeatable.",
+    help="A Python file whose functions rule* say which formats an op may have; repeatable.",
     flags=("--rules",),
     metavar="FILE.py",
     kind=Path,
@@ -69,19 +69,19 @@ class ReadOptions:
     """
 
     from_type: str | None = Option(
-        help="Take the model's ops in this type to fp32 first; inputs and outputs keep it."
-        " int8: what another tool quantized, to be planned op by op.",
+        help="Convert ops of this type to fp32 first; inputs and outputs keep it. int8: what"
+        " another tool quantized, to be planned op by op.",
         metavar="fp64|fp16|bf16|int8",
     ).field(None)
     freeze_inputs: bool | None = Option(
-        help="Whether an ONNX model's weights that are inputs, too, become constants, or stay"
-        " inputs that a caller may replace. Default: they stay, but for IR version 3, where"
-        " all weights have to be inputs.",
+        help="Whether weights that are also inputs of an ONNX model become constants. Default:"
+        " no, but for IR version 3, where all weights have to be inputs.",
         flags=("--freeze-inputs/--no-freeze-inputs",),
         kind=bool,
     ).field(None)
     trust: bool = Option(
-        help="Unpickle and run code in a .pt2 or .keras file, if you know who made the file.",
+        help="Run code that a .pt2 or .keras file contains. Only for files whose author you"
+        " trust.",
         kind=bool,
     ).field(False)
     example_inputs: Sequence[Any] | None = Option(
@@ -119,12 +119,14 @@ class RunOptions:
     batch: int = 1
     user_rules: Mapping[str, UserRule] = RULES_OPTION.field({})
     verify: bool = Option(
-        help="Write the model even if nothing here can run it.",
+        help="Write the model even if no engine here can run it.",
         flags=("--no-verify",),
         kind=bool,
     ).field(True)
     lock: bool = Option(
-        help="Write OUTPUT.lock.json for finecast verify, with samples of --data.", kind=bool
+        help="Write a deployment manifest (OUTPUT.lock.json) for finecast verify, with"
+        " samples of --data.",
+        kind=bool,
     ).field(False)
     own: bool = False
     progress: Progress = silent

@@ -136,7 +136,8 @@ class BesideLow(LowModel):
         computed_values = [v for v in self.graph.values if is_choice(v) and self._outside(v)]
         if not any(v.id in self._matched for v in computed_values):
             raise ModelError(
-                "no op of the low model is one of the fp32 model, by name or by structure",
+                "no op of the model in reduced precision is one of the fp32 model, by name"
+                " or by structure",
                 where=self.name,
                 fix="give the model that it was made from",
             )
@@ -147,7 +148,9 @@ class BesideLow(LowModel):
             count = (
                 f"{number_of(len(left), 'value')} of {len(computed_values)} without a partner"
             )
-            notes.append(f"{count} in the low model, computed in fp32: {names}")
+            notes.append(
+                f"{count} in the model in reduced precision, computed in fp32: {names}"
+            )
         return notes
 
     def _without_partner(self) -> list[Value]:

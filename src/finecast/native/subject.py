@@ -107,7 +107,7 @@ class Hinted(Built):
     @property
     def choices(self) -> tuple[tuple[str, Plan], ...]:
         """Names and plans of what the engine lowers under the hint."""
-        return ("the hint's choice", self.plan), ("the hint's choice, exact", self.exact)
+        return ("the hint's formats", self.plan), ("the hint's formats, unrounded", self.exact)
 
 
 class Examined(ABC):

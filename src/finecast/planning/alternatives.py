@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
 import numpy as np
 
+from finecast.naming import percents
 from finecast.numbers.formats import Format
-from finecast.ops import OpKind, by_name
+from finecast.planning.contributions import (
+    CASTS_IF,
+    ERROR_IF,
+    OPS_IN_KERNEL,
+    TIME_IN,
+    duration,
+)
 from finecast.planning.free_rows import free_outputs
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -25,10 +32,6 @@ from finecast.solver.labelling import LabelProblem, evaluate
 # Costs below these count as none. A cast takes about a thousand times as long.
 _LEAST_S: Final = 1e-8
 _LEAST_BYTES: Final = 1.0
-# Names of evidence: how many ops a unit has, and the plan's error if it has a format.
-OPS_IN_KERNEL: Final = "ops in one kernel"
-_ERROR_IF: Final = "error if {}"
-_PRODUCTS: Final = frozenset({OpKind.MATMUL, OpKind.CONV})
 
 
 class Decider(Enum):
@@ -84,12 +87,10 @@ class Alternative:
         return _LEAST_S if self.priced is Priced.TIME else _LEAST_BYTES
 
     @property
-    def text(self) -> str:
-        """What ``fmt`` saves and what its casts cost."""
-        return self._time if self.priced is Priced.TIME else self._bytes
-
-    @property
-    def _time(self) -> str:
+    def saves(self) -> str:
+        """What the unit saves by ``fmt``, which it has."""
+        if self.priced is not Priced.TIME:
+            return self._bytes
         saved, casts = self._amount(self.saved), self._amount(self.casts)
         more = self.saved < 0 and saved
         own = f"takes {saved} more" if more else f"saves {saved or 'no time'}"
@@ -99,6 +100,24 @@ class Alternative:
             return f"{self._named} {own}, its casts cost {casts}"
         also = " and" if saved and not more else ", but"
         return f"{self._named} {own}{also} spares casts of {casts}"
+
+    @property
+    def would_save(self) -> str:
+        """What the unit would save by ``fmt``, in place of the format that it has."""
+        if self.priced is not Priced.TIME:
+            return self._bytes
+        saved, casts = self._amount(self.saved), self._amount(self.casts)
+        if not self.gains_nothing:
+            net = " net" if casts else ""
+            return f"{self._named} would save {self._amount(self.gain)}{net}"
+        more = self.saved < 0 and saved
+        own = f"would take {saved} more" if more else f"would save {saved or 'no time'}"
+        if not casts:
+            return f"{self._named} {own}"
+        if self.casts > 0:
+            word = "and" if more or not saved else "but"
+            return f"{self._named} {own}, {word} its casts would cost {casts}"
+        return f"{self._named} {own}, but spare casts of {casts}"
 
     @property
     def _bytes(self) -> str:
@@ -116,7 +135,7 @@ class Alternative:
         if abs(cost) < self._least:
             return ""
         timed = self.priced is Priced.TIME
-        return _duration(abs(cost)) if timed else self.priced.say(abs(cost))
+        return duration(abs(cost)) if timed else self.priced.say(abs(cost))
 
     @property
     def against(self) -> Decider:
@@ -138,60 +157,10 @@ class Alternative:
 
     @property
     def rise(self) -> str:
-        """What ``fmt`` does to the predicted error."""
-        return f"raises the predicted error from {self.error:.2g} to {self.low_error:.2g}"
-
-
-def error_share(own: str, errors: Mapping[str, float]) -> float:
-    """The share of a plan's squared error that goes if one unit alone is computed in fp32.
-
-    Law: whoever ranks the low ops of a plan by what they cost ranks them by this share. Errors
-    of independent roundings add up, so the shares of all units add up to about 1.
-
-    Args:
-        own: The label of the unit's format in the plan.
-        errors: The plan's relative error by the label of the format that the unit has.
-
-    Returns:
-        0 of a unit in fp32 and where an error is not known; negative if the unit's error
-        cancels others.
-    """
-    exact, low = errors.get(Format.FP32.label), errors.get(own)
-    if exact is None or not low or not math.isfinite(exact):
-        return 0.0
-    return 1 - (exact / low) ** 2
-
-
-def errors_if(evidence: Mapping[str, float | str]) -> dict[str, float]:
-    """The plan's errors by the label of a unit's format, of the reason that its ops have."""
-    figures = {fmt.label: evidence.get(_ERROR_IF.format(fmt.label)) for fmt in Format}
-    return {label: error for label, error in figures.items() if isinstance(error, float)}
-
-
-def largest_shares(plan: Plan, most: int = 3) -> dict[str, float]:
-    """The low ops with the largest shares of a plan's squared error, the largest first.
-
-    Of the ops of a unit, which have one share together, the product stands for them.
-    """
-    of_unit: dict[str, tuple[bool, str, float]] = {}
-    for decision in plan.decisions:
-        for reason in decision.reasons:
-            share = error_share(decision.format.label, errors_if(reason.evidence))
-            if reason.rule != DECISION or not share > 0:
-                continue
-            single = reason.evidence.get(OPS_IN_KERNEL) == 1
-            key = decision.node if single else f"{reason.text} {reason.evidence}"
-            is_product = by_name(decision.op).kind in _PRODUCTS
-            if key not in of_unit or (is_product and not of_unit[key][0]):
-                of_unit[key] = is_product, decision.node, share
-    ranked = sorted(of_unit.values(), key=lambda one: -one[2])
-    return {node: share for _, node, share in ranked[:most]}
-
-
-def told_shares(shares: Mapping[str, float]) -> list[str]:
-    """A line on the ops with most of a squared error; none where no share is known."""
-    told = ", ".join(f"{node} {share:.0%}" for node, share in shares.items())
-    return [f"most of the squared error is of: {told}"] if told else []
+        """What ``fmt`` would do to the predicted error."""
+        before, after = percents(self.error, self.low_error)
+        change = "reduce" if self.low_error < self.error else "raise"
+        return f"{change} the predicted error from {before} to {after}"
 
 
 def explained(
@@ -279,7 +248,7 @@ class _Compared:
         is_low = own is not Format.FP32
         decider, text = _lowered(alternatives) if is_low else _kept(alternatives)
         if decider is Decider.PLAN:
-            because = because or "low like the ops around it"
+            because = because or "in reduced precision like the ops around it"
         elif because:
             decider = Decider.PLAN
         elif not is_low:
@@ -327,15 +296,16 @@ class _Compared:
         }
         if analysis.priced is Priced.TIME:
             times = {
-                f"{fmt.label} us": 1e6 * float(t[unit]) for fmt, t in analysis.times.items()
+                TIME_IN.format(fmt.label): 1e6 * float(t[unit])
+                for fmt, t in analysis.times.items()
             }
             known |= {label: time for label, time in times.items() if np.isfinite(time)}
             known |= {
-                f"casts if {a.fmt.label} us": round(1e6 * a.casts, 3) + 0.0 for a in found
+                CASTS_IF.format(a.fmt.label): round(1e6 * a.casts, 3) + 0.0 for a in found
             }
         for one in found if self.adds_up else ():
-            known |= {_ERROR_IF.format(one.beside.label): one.error}
-            known |= {_ERROR_IF.format(one.fmt.label): one.low_error}
+            known |= {ERROR_IF.format(one.beside.label): one.error}
+            known |= {ERROR_IF.format(one.fmt.label): one.low_error}
         return known
 
 
@@ -343,17 +313,16 @@ def _kept(found: Sequence[Alternative]) -> tuple[Decider, str]:
     """What kept a unit in fp32, of its other formats, the one that gains most first."""
     if not found:
         return Decider.TIME, "no time in another format is known"
-    texts = [a.text if a.gains_nothing else f"{a.text}, but {a.rise}" for a in found]
+    texts = [
+        a.would_save if a.gains_nothing else f"{a.would_save}, and {a.rise}" for a in found
+    ]
     return found[0].against, "; ".join(texts)
 
 
 def _lowered(found: Sequence[Alternative]) -> tuple[Decider, str]:
     """What lowered a unit, and what kept it from a format that gains more."""
     beside = [a for a in found if a.from_fp32]
-    texts = [a.text for a in beside]
-    texts += [f"{a.text}, but {a.rise}" for a in found if not (a.from_fp32 or a.gains_nothing)]
+    texts = [a.saves for a in beside]
+    further = [a for a in found if not (a.from_fp32 or a.gains_nothing)]
+    texts += [f"{a.would_save}, and {a.rise}" for a in further]
     return beside[0].in_favour if beside else Decider.PLAN, "; ".join(texts)
-
-
-def _duration(time_s: float) -> str:
-    return f"{time_s * 1e3:.3g} ms" if time_s >= 1e-3 else f"{time_s * 1e6:.3g} us"

@@ -289,7 +289,7 @@ def _encodings(graph: Graph, node: Node, old: Decision) -> Encodings:
         raise ValueError("its operands are others than in the plan")
     result = old.encodings.result
     if not isinstance(result, Format) and coded_result(graph, node) is None:
-        raise ValueError("its result cannot be stored in codes")
+        raise ValueError("its result cannot be quantized")
     return Encodings(operands=operands, constants=constants, result=result)
 
 

@@ -157,7 +157,7 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
             r.total if fmt in used else 0.0 for fmt, r in analysis.rounded.items()
         )
         low = sorted(plan.low_formats, key=[*formats, *Format].index)
-        name = f"{', '.join(f.label for f in low or [Format.FP32])} wherever permitted"
+        name = f"{', '.join(f.label for f in low or [Format.FP32])} where supported"
         proposals.append(Proposal(name=name, plan=plan, time_s=analysis.lowest_s, error=error))
     return proposals
 

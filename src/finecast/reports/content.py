@@ -17,22 +17,21 @@ import numpy as np
 
 from finecast.engines.base import KernelTime
 from finecast.graph import Graph, Node, Value
-from finecast.numbers.formats import FLOATS, Format
+from finecast.numbers.formats import FLOATS
 from finecast.ops import by_name
 from finecast.ops.flops import flops
 from finecast.planning import biases, range_scaling
 from finecast.planning.adjustments import Adjustment
-from finecast.planning.alternatives import OPS_IN_KERNEL, errors_if
+from finecast.planning.contributions import Contributions, PrecisionGroup, precision_groups
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Analysis
 from finecast.reports.summary import summary_of
-from finecast.rules.base import DECIDED_BY, DECISION, Reason
+from finecast.rules.base import DECIDED_BY, Reason
 from finecast.rules.facts import Facts, ValueFacts
 from finecast.terminal import finite
 
 KIND: Final = "finecast.report"
 VERSION: Final = 1
-_FP32: Final = Format.FP32.label
 _DIGITS: Final = 6
 """Of numbers in a report."""
 # Numbers of constants that are read for histograms: a second on one core. Most models have
@@ -99,14 +98,17 @@ def content_of(sources: Sources) -> dict[str, Any]:
         "reasons": list(made.reasons),
         "lines": list(made.lines),
         "values": list(made.values()),
-        "units": list(made.units()),
+        "units": [made.unit(group) for group in made.groups],
         "repairs": list(made.repairs()),
         "alone": made.alone(),
         "kernels": made.kernels(),
         "how_to_run": list(sources.how_to_run),
         "unknown": list(_unknown(sources)),
     }
-    content["summary"] = summary_of(content)
+    costly = Contributions.among(made.groups)
+    content["summary"] = summary_of(
+        content, *([made.unit(group) for group in some] for some in (costly.low, costly.kept))
+    )
     # The limits of formats stay exact: bins of binades are compared with them.
     return {**finite(content, _DIGITS), "formats": content["formats"]}
 
@@ -248,25 +250,27 @@ class _Content:
                 **({} if facts is None else {"facts": _facts(facts)}),
             }
 
-    def units(self) -> Iterator[dict[str, Any]]:
+    def unit(self, group: PrecisionGroup) -> dict[str, Any]:
         """Ops that were decided together: what each format would cost, and the error then.
 
         ``error`` is that of the whole model if this unit alone had the format and all others
         that of the plan; ``alone`` that of a model in fp32 but for this unit.
         """
-        alone = self._alone_by_op
-        for (reason, _), nodes in self._units.items():
-            evidence = self.reasons[reason]["evidence"]
-            yield {
-                "ops": [self.numbers[n] for n in nodes if n in self.numbers],
-                "type": self._decided[nodes[0]].format.label,
-                "by": str(evidence.get(DECIDED_BY, "")),
-                "reason": reason,
-                "ms": _by_format(evidence, "", " us", 1e-3),
-                "casts_ms": _by_format(evidence, "casts if ", " us", 1e-3),
-                "error": errors_if(evidence),
-                "alone": alone.get(nodes[0], {}),
-            }
+        return {
+            "ops": [self.numbers[n] for n in group.ops if n in self.numbers],
+            "main": self.numbers.get(group.main),
+            "type": group.format,
+            "by": str(group.reason.evidence.get(DECIDED_BY, "")),
+            "reason": self._reason(group.reason),
+            "ms": {label: us / 1e3 for label, us in group.times_us.items()},
+            "casts_ms": {label: us / 1e3 for label, us in group.casts_us.items()},
+            "error": group.errors,
+            "share": group.share,
+            "measured_share": group.measured_share,
+            "measured": None if group.measured is None else [*group.measured],
+            "saved_ms": {label: us / 1e3 for label, us in group.saved_us.items()},
+            "alone": self._alone_by_op.get(group.ops[0], {}),
+        }
 
     def repairs(self) -> Iterator[dict[str, Any]]:
         """Each op with adjusted operands, which it could not be low without, and the proof."""
@@ -285,24 +289,13 @@ class _Content:
                 }
 
     @cached_property
-    def _units(self) -> dict[tuple[int, int], list[str]]:
-        """The ops of each unit that costs decided, by the number of their reason.
-
-        The second part of a key tells units of equal figures apart. Of a plan alone it is
-        known only where they have one op.
-        """
+    def groups(self) -> list[PrecisionGroup]:
+        """The ops that costs decided together; of a plan alone, as far as figures tell."""
         analysis, graph = self.sources.analysis, self.sources.graph
-        of: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         if analysis is not None and graph is not None:
-            of = {graph.nodes[n].name: u for n, u in analysis.units.of.items()}
-        found: dict[tuple[int, int], list[str]] = {}
-        for number, decision in enumerate(self.sources.plan.decisions):
-            for reason in decision.reasons:
-                if reason.rule == DECISION and _FP32 in errors_if(reason.evidence):
-                    alone = number if reason.evidence.get(OPS_IN_KERNEL) == 1 else 0
-                    key = self._reason(reason), of.get(decision.node, alone)
-                    found.setdefault(key, []).append(decision.node)
-        return found
+            numbers = {graph.nodes[n].name: u for n, u in analysis.units.of.items()}
+        return precision_groups(self.sources.plan, numbers)
 
     @cached_property
     def _alone_by_op(self) -> dict[str, dict[str, dict[str, float]]]:
@@ -423,18 +416,6 @@ def _facts(facts: ValueFacts) -> dict[str, Any]:
         "smallest_nonzero": facts.smallest_nonzero,
         "first": first - 149,
         "binades": [int(n) for n in facts.binades[first : last + 1]],
-    }
-
-
-def _by_format(
-    evidence: Mapping[str, float | str], before: str, after: str, factor: float
-) -> dict[str, float]:
-    """Figures of the evidence whose names are a format's label between two words."""
-    labels = {f"{before}{fmt.label}{after}": fmt.label for fmt in Format}
-    return {
-        labels[name]: factor * value
-        for name, value in evidence.items()
-        if name in labels and isinstance(value, float)
     }
 
 

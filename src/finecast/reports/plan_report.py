@@ -60,10 +60,11 @@ class PlanReport(Report):
 
     @property
     def lines(self) -> Sequence[str]:
-        """The verdict, what limits precision, and the next faster plan, in sentences."""
+        """How fast it is, what it loses, which ops cost that, and what is next, in words."""
         said, diff, blame = (self.content.get(part) for part in ("summary", "diff", "blame"))
         assert said is not None
-        lines = [said["verdict"], said["heading"], *_texts(said["limits"])]
+        lines = [*(said.get("answers") or [said["verdict"]])]
+        lines += [said["heading"], *_texts(said["limits"])]
         lines += [said.get("kept_heading", ""), *_texts(said.get("kept", ()))]
         lines += [*said.get("decisions", ()), said["next_faster"]]
         lines += [f"From {diff['before']}: {'; '.join(diff['summary'])}."] if diff else []

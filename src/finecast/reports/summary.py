@@ -11,14 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from finecast.engines.exact import RELATIVE_ERROR
-from finecast.naming import an, number_of, percent
+from finecast.naming import an, enumerated, number_of, percent, percents
 from finecast.numbers.thresholds import MODELLED_GAIN
-from finecast.planning.alternatives import error_share
 
-_NAMED: Final = 3
-"""Ops that are named as limiting."""
-_LEAST_SHARE: Final = 0.01
-"""What adds less than this share of the largest squared error is not named."""
+_MOST_DECISIONS: Final = 3
+"""Decisions inside the model that are named."""
 _FAR_OFF: Final = 4.0
 """Predicted errors are told to be wrong from this factor on. Of 160 plans of real models all
 were within 2.8 (``docs/prediction.md``)."""
@@ -26,7 +23,6 @@ _NEGLIGIBLE: Final = 1e-5
 """Relative errors below this are about those of fp32 itself, and count as this much."""
 _FP32: Final = "fp32"
 _INT8: Final = "int8"
-_PRODUCTS: Final = frozenset({"matmul", "conv"})
 _INT8_STEPS: Final = 2**8 - 1
 _AS_GOOD: Final = {"size": "small", "memory": "small"}
 """What a better plan by an objective is, other than fast."""
@@ -39,21 +35,27 @@ _COUNTED: Final = {
 """By objective what is counted: its name among the measurements, its unit, and the words."""
 
 
-def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
+def summary_of(
+    content: Mapping[str, Any],
+    limiting: Sequence[Mapping[str, Any]],
+    kept: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
     """Sentences: ``verdict``, ``limits`` and ``kept`` with ops, ``next_faster``.
 
-    ``limits`` are the low ops that cause most of the plan's error, ``kept`` those in fp32 that
-    would cause the most.
+    Args:
+        content: All else that is known of the plan.
+        limiting: The units of ``content`` in reduced precision that cause most of the error.
+        kept: The units in fp32 that would gain the most time in a lower format.
     """
-    limiting, kept = limiting_units(content["units"]), _kept_units(content["units"])
     off = prediction_off(content["result"])
     heading = [_heading(content, limiting), *([f"But {off}."] if off else [])]
     return {
         "verdict": _verdict(content),
+        "answers": _answers(content, limiting),
         "heading": " ".join(heading),
-        "limits": _limits(content, limiting),
+        "limits": [_named(content, unit, _limit) for unit in limiting if unit["ops"]],
         "kept_heading": _kept_heading(kept),
-        "kept": _limits(content, kept),
+        "kept": [_named(content, unit, _gained) for unit in kept if unit["ops"]],
         "decisions": _decisions(content["result"]),
         "next_faster": next_faster(content["result"], content["plan"]["digest"])
         or _none_faster(content["result"]),
@@ -63,7 +65,7 @@ def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
 def _decisions(found: Mapping[str, Any] | None) -> list[str]:
     """The decisions inside the model that change, a few ops, the largest shares first."""
     changed = [one["text"] for one in (found or {}).get("decisions", ()) if one["changed"]]
-    return [f"{text}." for text in changed[:_NAMED]]
+    return [f"{text}." for text in changed[:_MOST_DECISIONS]]
 
 
 def _verdict(content: Mapping[str, Any]) -> str:
@@ -75,7 +77,7 @@ def _verdict(content: Mapping[str, Any]) -> str:
     ops = f"{sum(low.values())} of {number_of(total, 'op')} {named}"
     ops += f" ({declared})" if declared else ""
     if result is None or "baseline" not in result:
-        told = "No study beside it has its run, which tells how fast and accurate it is."
+        told = "Its speed and accuracy are in the study of its run, which is not beside it."
         return f"This plan has {ops}. {told}"
     if result["verdict"] != "improved":
         return f"The model stays as it is: {result['why']}."
@@ -86,6 +88,79 @@ def _verdict(content: Mapping[str, Any]) -> str:
         f" {_ms(before['latency_ms'])} ({result['speedup']:.2f} times as fast, {told}),"
         f" {_counted(result)}and {result['metric']}"
         f" {_kept(before['metric'], after['metric'])}."
+    )
+
+
+def _answers(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a person asks first, a sentence each.
+
+    How much faster is it, what does it lose here and elsewhere, which ops cost that, and what
+    is there to do next? Empty where no search is known.
+    """
+    result = content["result"]
+    if result is None or "baseline" not in result:
+        return []
+    if result["verdict"] != "improved":
+        return [_verdict(content), "Use the model given: no other one was written."]
+    return [_speed(content, result), _loss(result), _costs(content, limiting), _next(result)]
+
+
+def _speed(content: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    before, after = result["baseline"], result["tuned"]
+    engine = content["plan"]["engine"]
+    where = f"modelled for {result['target']}" if result.get("target") else "measured"
+    where += f" in {engine}" if engine and not result.get("target") else ""
+    return (
+        f"A call takes {_ms(after['latency_ms'])} instead of {_ms(before['latency_ms'])}:"
+        f" {result['speedup']:.2f} times as fast, {where}."
+    )
+
+
+def _loss(result: Mapping[str, Any]) -> str:
+    was, now = result["baseline"]["metric"], result["tuned"]["metric"]
+    samples = (result.get("conditions") or {}).get("samples")
+    of = f" on your {number_of(samples, 'sample')}" if samples else ""
+    here = f"Its {result['metric']}{of} {_kept(was, now)}"
+    certificate, elsewhere = result.get("certificate"), result.get("elsewhere")
+    if certificate:
+        there = (
+            f"new data of the same kind lose at most {_figure(certificate['bound'])}, at"
+            f" {percent(certificate['confidence'])} confidence"
+        )
+    elif elsewhere:
+        loss, deviation = elsewhere["loss"], elsewhere["deviation"]
+        there = (
+            f"on new data of the same kind expect a loss of {loss:.1g} (+- {deviation:.1g})"
+        )
+    else:
+        there = "what it loses on new data was not estimated: --confidence guarantees a limit"
+    return f"{here}; {there}."
+
+
+def _costs(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> str:
+    shares = [
+        f"{content['ops'][_main_op(one)]['name']} ({one['type']})"
+        f" {one['share'] if one['measured_share'] is None else one['measured_share']:.0%}"
+        for one in limiting
+        if one["ops"]
+    ]
+    if not shares:
+        return _heading(content, limiting)
+    first, *others = shares
+    then = f", then {enumerated(others)}" if others else ""
+    return f"Its squared output error comes from {first}{then}."
+
+
+def _next(result: Mapping[str, Any]) -> str:
+    written = result.get("output")
+    check = "write it by its save()"
+    if written:
+        check = "run it by the code below"
+        if result.get("lock"):
+            check = f"on the machine that will run it, call finecast verify {written}"
+    return (
+        f"Next: {check}; if it loses too much, keep the first of these ops in fp32 by"
+        " --exclude, and if too little is gained, see the plans that were tried."
     )
 
 
@@ -106,48 +181,6 @@ def _kept(before: float | None, after: float | None) -> str:
     return f"stays {now}" if was == now else f"is {now} instead of {was}"
 
 
-def limiting_units(units: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The low units with the largest shares of the plan's squared error, the largest first."""
-    return _most(units, _share_of)
-
-
-def _kept_units(units: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The units in fp32 that would save time, those that would add the most error first."""
-    return _most([u for u in units if u["type"] == _FP32], _rise)
-
-
-def _most(
-    units: Sequence[Mapping[str, Any]], figure: Callable[[Mapping[str, Any]], float]
-) -> list[Mapping[str, Any]]:
-    """A few units of the largest figures, without those that are small beside the largest."""
-    ordered = sorted(units, key=figure, reverse=True)[:_NAMED]
-    return [u for u in ordered if figure(u) > _LEAST_SHARE * max(figure(ordered[0]), 0.0)]
-
-
-def _share_of(unit: Mapping[str, Any]) -> float:
-    return error_share(unit["type"], unit["error"])
-
-
-def _rise(unit: Mapping[str, Any]) -> float:
-    """The squared error that a unit in fp32 would add in a format that would save time."""
-    errors = {label: e**2 for label, e in unit["error"].items()}
-    exact = errors.get(_FP32, 0.0)
-    return max((errors[f] - exact for f in _saved(unit) if f in errors), default=0.0)
-
-
-def _saved(unit: Mapping[str, Any]) -> dict[str, float]:
-    """Milliseconds that each low format saves the unit, casts included, the most first."""
-    times, casts = unit["ms"], unit["casts_ms"]
-    if _FP32 not in times:  # costs are bytes
-        return {label: 0.0 for label in unit["error"] if label != _FP32}
-    saved = {
-        label: times[_FP32] - ms - casts.get(label, 0.0)
-        for label, ms in times.items()
-        if label != _FP32
-    }
-    return dict(sorted(((k, v) for k, v in saved.items() if v > 0), key=lambda kv: -kv[1]))
-
-
 def _heading(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> str:
     if not limiting:
         if any(unit["error"] for unit in content["units"]):
@@ -159,7 +192,7 @@ def _heading(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) 
             else "no search was kept with this plan"
         )
         return f"Which ops limit precision is not known: {reason}."
-    share = sum(map(_share_of, limiting))
+    share = sum(unit["share"] for unit in limiting)
     ops = "op" if len(limiting) == 1 else f"{len(limiting)} ops"
     costs = "costs" if len(limiting) == 1 else "cost"
     return (
@@ -172,58 +205,72 @@ def _kept_heading(kept: Sequence[Mapping[str, Any]]) -> str:
     if not kept:
         return ""
     ops = "op" if len(kept) == 1 else f"{len(kept)} ops"
-    stays = "stays" if len(kept) == 1 else "stay"
-    return f"The {ops} that would add the most error, and so {stays} in fp32."
+    return f"The {ops} in fp32 that would gain the most time in a lower format:"
 
 
-def _limits(
-    content: Mapping[str, Any], units: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    return [
-        {
-            "op": _main_op(content, unit),
-            "share": _share_of(unit),
-            "text": _limit(content, unit),
-        }
-        for unit in units
-        if unit["ops"]
-    ]
+def _named(
+    content: Mapping[str, Any],
+    unit: Mapping[str, Any],
+    text: Callable[[Mapping[str, Any], Mapping[str, Any]], str],
+) -> dict[str, Any]:
+    return {
+        "op": _main_op(unit),
+        "share": unit["share"],
+        "measured_share": unit["measured_share"],
+        "text": text(content, unit),
+    }
 
 
-def _main_op(content: Mapping[str, Any], unit: Mapping[str, Any]) -> int:
-    """The op that a unit is named by: its product, where it has one."""
-    numbers = unit["ops"]
-    products = (i for i in numbers if content["ops"][i]["class"] in _PRODUCTS)
-    return next(products, numbers[0])
+def _main_op(unit: Mapping[str, Any]) -> int:
+    """The op that a unit is named by."""
+    main: int = unit["ops"][0] if unit["main"] is None else unit["main"]
+    return main
+
+
+def _what(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
+    first = content["ops"][_main_op(unit)]
+    others = len(unit["ops"]) - 1
+    with_it = f" (decided with {number_of(others, 'other op')})" if others else ""
+    return f"{first['name']}, {an(first['op'])}{with_it},"
 
 
 def _limit(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
-    """How one unit limits precision, and what is known of the cause."""
-    first = content["ops"][_main_op(content, unit)]
-    others = len(unit["ops"]) - 1
-    with_it = f" (decided with {number_of(others, 'other op')})" if others else ""
-    what = f"{first['name']}, {an(first['op'])}{with_it},"
-    errors, saved = unit["error"], _saved(unit)
-    if unit["type"] == _FP32:
-        worst = max(saved, key=lambda f: errors.get(f, 0.0))
-        gain = f"would save {_ms(saved[worst])} but" if saved[worst] else "would"
-        cause = _cause(content, unit, worst)
-        return (
-            f"{what} stays in fp32: {worst} {gain} raise the error of the model's output from"
-            f" {_share(errors[_FP32])} to {_share(errors[worst])}.{cause}"
-        )
-    own = unit["type"]
-    gain = _gain(saved[own], unit["casts_ms"].get(own, 0.0)) if saved.get(own) else ""
+    """How one unit in reduced precision limits accuracy, and what is known of the cause."""
+    own, errors, casts = unit["type"], unit["error"], unit["casts_ms"]
+    gain = ""
+    if unit["saved_ms"].get(own):
+        gain = _gain(unit["saved_ms"][own], casts.get(own, 0.0))
+    if unit["measured"] is None:
+        before, after = percents(errors[own], errors[_FP32])
+        share = f"{unit['share']:.0%} of the squared error"
+        fall = f"In fp32 the error of the model's output is predicted to fall from {before}"
+    else:
+        before, after = percents(*unit["measured"])
+        share = f"{unit['measured_share']:.0%} of the squared error"
+        share += f" ({unit['share']:.0%} predicted)"
+        fall = f"In fp32 the error of the model's output fell from {before}"
     return (
-        f"{what} is in {own}: {_share_of(unit):.0%} of the squared error. In fp32 the error of"
-        f" the model's output would fall from {_share(errors[own])} to"
-        f" {_share(errors[_FP32])}.{gain}{_cause(content, unit, own)}"
+        f"{_what(content, unit)} is in {own}: {share}. {fall} to {after}.{gain}"
+        f"{_cause(content, unit, own)}"
     )
+
+
+def _gained(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
+    """What one unit in fp32 would gain in its fastest format, and what that would cost."""
+    errors, (label, saved) = unit["error"], next(iter(unit["saved_ms"].items()))
+    rise = "."
+    if label in errors and _FP32 in errors:
+        before, after = percents(errors[_FP32], errors[label])
+        rise = (
+            f", and raise the predicted error of the model's output from {before} to {after}."
+            f"{_cause(content, unit, label)}"
+        )
+    return f"{_what(content, unit)} stays in fp32: {label} would save {_ms(saved)}{rise}"
 
 
 def _gain(saved_ms: float, casts_ms: float) -> str:
     """What a format saves, as the sum of its kernel's time and that of its casts."""
-    text = f" By the times that the plan was chosen by it saves {_ms(saved_ms)}"
+    text = f" By the times that the plan was chosen by, it saves {_ms(saved_ms)}"
     if casts_ms:
         casts = _ms(abs(casts_ms))
         casts = (
@@ -255,13 +302,13 @@ def _whose(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
         for v in content["ops"][i].get("inputs", ())
         if content["values"][v]["from"] == "constant"
     }
-    own = not weighted or _main_op(content, unit) in weighted
+    own = not weighted or _main_op(unit) in weighted
     return "its weights" if own else "the weights decided with it"
 
 
 def _range_of_input(content: Mapping[str, Any], unit: Mapping[str, Any], label: str) -> str:
     """How many numbers of the first input that was observed become zero in a format."""
-    main = content["ops"][_main_op(content, unit)]
+    main = content["ops"][_main_op(unit)]
     values = (content["values"][i] for i in main.get("inputs", ()))
     seen = [v for v in values if v["from"] != "constant" and v.get("facts")]
     if not seen:
@@ -286,8 +333,8 @@ def _range_of_input(content: Mapping[str, Any], unit: Mapping[str, Any], label: 
 
 # Why a plan with a faster median may not be chosen.
 _EQUALLY_FAST: Final = (
-    "plans count as equally fast until a race shows, beyond what other processes disturb, that"
-    " one is more than 3% faster: the more accurate one is chosen"
+    "of plans whose times are less than 3% apart, or not known better than that, the more"
+    " accurate one is chosen"
 )
 
 
@@ -351,20 +398,20 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     error = f"; its output error is {'' if measured else 'predicted as '}"
     error += _share(one["predicted"]["relative_error"] if measured is None else measured)
     error = error if _is_relative(found.get("relative_error") or {}) else ""
-    metric = f"{found['metric']} {_figure(one['metric'])}"
-    missed = f"it misses {accuracy_asked(found)} with {metric}"
     conditions = found.get("conditions") or {}
+    scored = f"it scored {_figure(one['metric'])}"
+    missed = f"{scored}, {_beyond(conditions)} {accuracy_asked(found)}"
     if kept_here(one["metric"], conditions):
-        missed = f"it keeps {accuracy_asked(found)} on these data, with {metric}, but "
+        missed = f"{scored} on these data, within {accuracy_asked(found)}, but "
         confidence = conditions.get("confidence")
         missed += (
-            f"was not certified at {confidence:.4g} confidence"
+            f"could not be certified at {percent(confidence)} confidence"
             if confidence
-            else "is expected to lose more on other data"
+            else "is expected to lose more on new data"
         )
     known = {
         None: f"it was not evaluated on all data{error}",
-        True: f"it keeps {accuracy_asked(found)}, too, with {metric}{error}",
+        True: f"{scored}, within {accuracy_asked(found)}, too{error}",
         False: missed,
     }[one["passed"]]
     return f"The next faster plan, {one['name']}, was {how}: {known}."
@@ -411,14 +458,19 @@ def kept_here(metric: float | None, conditions: Mapping[str, Any]) -> bool:
     return metric >= least if conditions.get("higher_is_better", True) else metric <= least
 
 
+def _beyond(conditions: Mapping[str, Any]) -> str:
+    """On which side of the limit a metric is that misses it."""
+    return "below" if conditions.get("higher_is_better", True) else "above"
+
+
 def accuracy_asked(found: Mapping[str, Any]) -> str:
     """The criterion in words."""
     conditions = found.get("conditions") or {}
     least = conditions.get("target_metric")
     if least is None:
-        return "the accuracy asked for"
+        return "your limit"
     side = ">=" if conditions.get("higher_is_better", True) else "<="
-    return f"the accuracy asked for ({found['metric']} {side} {_figure(least)})"
+    return f"your limit ({found['metric']} {side} {_figure(least)})"
 
 
 def _share(value: float | None) -> str:

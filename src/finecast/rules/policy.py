@@ -143,27 +143,28 @@ class Policy:
     formats: tuple[Format, ...] = (Format.BF16,)
     keep: InitVar[Mapping[str, Format | str] | None] = None
     include: tuple[re.Pattern[str], ...] = Option(
-        help="Lower only nodes whose name matches; repeatable.",
+        help="Change only ops whose name matches; repeatable.",
         metavar="REGEX",
         many=True,
         convert=lambda given: patterns(given, option="--include"),
     ).field(())
     exclude: tuple[re.Pattern[str], ...] = Option(
-        help="Keep nodes whose name matches; repeatable.",
+        help="Keep ops in fp32 whose name matches; repeatable.",
         metavar="REGEX",
         many=True,
         convert=lambda given: patterns(given, option="--exclude"),
     ).field(())
     op_formats: Mapping[str, Format] = Option(
-        help="Format of an op, as Softmax=fp32; repeatable.",
+        help="The format of a kind of op, as Softmax=fp32; repeatable.",
         flags=("--op",),
         metavar="OP=FORMAT",
         many=True,
         convert=lambda given: formats_by_name(given, option="--op"),
     ).field({})
     io: Mapping[str, Format] = Option(
-        help="NAME=FORMAT for one input or output; 'low' for all; 'state' to decide the type"
-        " of a cache, which the caller carries from call to call. Default: types are kept.",
+        help="Types of inputs and outputs. NAME=FORMAT for one, 'low' for all in reduced"
+        " precision, 'state' to choose that of a cache which the caller keeps between calls."
+        " Default: types are kept.",
         metavar="low|state|NAME=FORMAT",
         many=True,
         convert=lambda given: _formats_of_ports(given),
@@ -172,29 +173,30 @@ class Policy:
     io_state: bool = False
     state: Mapping[str, str] = field(default_factory=dict[str, str])
     keep_ops: bool = Option(
-        help="Change types only: rewrite no low op as another that the engine recognises.",
+        help="Change types only: replace no op by another that the engine has a kernel for.",
         kind=bool,
     ).field(False)
     by_hint: bool = Option(
-        help="OpenVINO's IR without casts: mark ops that keep fp32, leave the others to"
-        " OpenVINO's own precision hint. tune tries both ways.",
+        help="Write OpenVINO IR for its precision hint instead of casts: ops that keep fp32"
+        " are"
+        " marked, the hint takes the others. tune tries both ways.",
         kind=bool,
     ).field(False)
     open_formats: bool = False
     calibration: Calibration = Option(
-        help="How the range of a value in int8 is chosen: minmax (default) covers all that"
-        " --data shows of it, percentile 99.99% of it, mse gives the least squared error."
-        " Of weights in 4 bits mse chooses each group's range, and gptq the codes by which"
-        " products on --data lose least.",
+        help="How int8 ranges are calibrated: minmax (default) covers all of --data,"
+        " percentile"
+        " 99.99% of it, mse has the least squared error. Of 4-bit weights mse chooses the"
+        " range"
+        " of each group, and gptq the integers with the least error of products on --data.",
         metavar="HOW",
         convert=_calibration,
     ).field(Calibration.MINMAX)
     adjust: tuple[Adjust, ...] | None = Option(
-        help="How to adjust operands, kept if that lowers the error on --data. For fp16: range"
-        " (scale values that leave its range by powers of two), made unless this leaves it"
-        " out. For int8 products: bias (subtract mean errors from biases); convert makes it if"
-        " asked, tune tries it where a faster plan loses too much accuracy. Both: range,bias."
-        " For no adjustment: none.",
+        help="Corrections that are kept if they reduce the error on --data: range (fp16: scale"
+        " values that overflow, by powers of two; on by default), bias (int8: correct the bias"
+        " by the mean error; tune tries it where a faster plan loses too much), range,bias or"
+        " none.",
         metavar="WHAT",
         convert=lambda given: Adjust.parse(given) if isinstance(given, str) else given,
     ).field(None)

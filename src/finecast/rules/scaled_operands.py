@@ -100,7 +100,7 @@ def coded_result(graph: Graph, node: Node) -> Value | None:
     if cut is not None:
         (value,) = graph.following_outputs(cut)
     if value.is_output:
-        raise ValueError("its result is an output of the model, which is not stored as codes")
+        raise ValueError("its result is an output of the model, which is not quantized")
     return value
 
 

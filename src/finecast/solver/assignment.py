@@ -79,7 +79,7 @@ class Problem:
             raise RuleConflictError(
                 "neither format is permitted",
                 where=f"unit {neither[0]}",
-                fix="relax a rule that forbids the high or the low format for it",
+                fix="relax a rule that forbids one of the formats for it",
             )
 
     @property

@@ -34,7 +34,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.numbers.thresholds import ENGINE_FACTOR, LIMIT
 from finecast.ops.bodies import owner_of
-from finecast.planning.alternatives import told_shares
+from finecast.planning.contributions import told_shares
 from finecast.planning.sensitivity import measure
 from finecast.progress import Progress, silent
 from finecast.reports.base import Report, TextTable
@@ -272,11 +272,11 @@ class Blame(Report):
         if self.instead:
             notes.append(f"in its place any of these would do: {', '.join(self.instead)}")
         if (first := self.first) is not None:
-            notes.append(f"first wrong: {first.node}: {first.why}")
+            notes.append(f"first wrong result: {first.node}: {first.why}")
             if first.absorbed:
                 notes.append(f"its NaN or Inf is absorbed at {first.absorbed}")
             if first.source:
-                notes.append(f"first wrong in the code: {first.source}")
+                notes.append(f"first wrong result in the code: {first.source}")
         if self.keep and len(self.culprits) <= _KEPT_OPS:
             notes.append(f"to keep fp32: {self.keep}")
         return [*notes, self.effort]
@@ -484,7 +484,9 @@ class _Search:
         within = low.within(group, self.exact.calls)
         if within:
             named, moved = _named(low.graph, node), members.nodes
-            told.insert(0, f"low ops in its bodies: {listed(within, _SHOWN_OPS)}")
+            told.insert(
+                0, f"ops in reduced precision in its bodies: {listed(within, _SHOWN_OPS)}"
+            )
         return Culprit(
             node=named.name,
             op=named.native,

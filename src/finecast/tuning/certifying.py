@@ -35,6 +35,7 @@ from finecast.data.criterion import Criterion
 from finecast.data.metrics import Score
 from finecast.data.samples import Indices, Samples
 from finecast.errors import UsageError
+from finecast.naming import percent
 
 _LEAST_SAMPLES: Final = 20
 """With fewer samples in either half a plan is chosen by chance, and no loss under .14 of the
@@ -110,17 +111,17 @@ class Certifier:
     def expectation(self) -> str:
         """What so many samples can prove, as it is told before the search."""
         held = len(self._halves[1])
-        text = f"{held} {self._words} certify, {self._count - held} choose"
+        halves = f"{self._count - held} {self._words} choose a plan, {held} certify it"
         if math.isinf(self._reach):
-            return text
+            return halves
         if self._of_decisions:
             least = provable_loss(held, self.confidence, TYPICAL_DIFFERENCE)
-            seen = f"{TYPICAL_DIFFERENCE:.2g} of the decisions differ"
+            seen = f"{percent(TYPICAL_DIFFERENCE)} of predictions change"
         else:
             least = self._reach / CAUTIOUS_BET * provable_loss(held, self.confidence, 0.0)
-            seen = "hardly any sample differs"
-        text += f": they prove a loss of {least:.2g} or more, if {seen}"
-        return f"{text}{self._advice(TYPICAL_DIFFERENCE)}"
+            seen = "hardly any sample changes"
+        can = f"these can guarantee a loss of at most {least:.2g} if {seen}"
+        return f"{halves}: {can}{self._advice(TYPICAL_DIFFERENCE)}"
 
     def _advice(self, differing: float) -> str:
         """Text: how many samples are needed, of a plan that differs on such a share of them.
@@ -136,7 +137,7 @@ class Certifier:
             needed = 2 * samples_needed(share, self.confidence, 0.0)
         if needed <= self._count:
             return ""
-        return f"; for the {self.allowed_loss:.2g} allowed give about {needed} in all"
+        return f"; to guarantee {self.allowed_loss:.2g}, give about {needed:,} samples in all"
 
     def passes(self, score: Score) -> bool:
         """Whether every output meets the criterion on the half on which plans are chosen."""
@@ -198,11 +199,11 @@ class Certifier:
         The number is that of ``expectation``, unless the plan differs on more samples than
         was expected; the text then tells on how many.
         """
-        text = f"{certificate}, where {self.allowed_loss:.3g} may be: it is not proven"
+        text = f"could not be certified: {certificate}, but {self.allowed_loss:.3g} is allowed"
         differing = self._differing(score)
         advice = self._advice(max(differing, TYPICAL_DIFFERENCE))
         if advice and differing > TYPICAL_DIFFERENCE and self._of_decisions:
-            return f"{text}{advice}, as {differing:.2g} of the decisions differ"
+            return f"{text}{advice}, as {percent(differing)} of predictions change"
         return f"{text}{advice}"
 
     def _differing(self, score: Score) -> float:

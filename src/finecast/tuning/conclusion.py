@@ -20,18 +20,23 @@ from typing import Any, Final
 from finecast.data.metrics import by_output
 from finecast.data.workload import Workload, sample_count
 from finecast.engines.base import calls_of
+from finecast.engines.exact import RELATIVE_ERROR, Exact
 from finecast.engines.probe import Speed
 from finecast.engines.usage import Inputs, by_the_hint
+from finecast.errors import EngineError
 from finecast.measure.racing import ANCHOR, Effort, Interval, Race
+from finecast.naming import number_of
 from finecast.native.gains import Gain
 from finecast.native.model import OpenedModel
 from finecast.native.subject import Built, Hinted, Subject
+from finecast.numbers.formats import Format
+from finecast.planning.contributions import Contributions, confirmed, in_fp32
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, predicted_parts
 from finecast.tuning import measuring
 from finecast.tuning.executor import Executor, LostTrialError
-from finecast.tuning.findings import Findings
+from finecast.tuning.findings import Findings, foretold
 from finecast.tuning.goal import MIN_SPEEDUP, takes
 from finecast.tuning.hint import Anchor, better_alone
 from finecast.tuning.measuring import Measurements, Measuring
@@ -90,13 +95,13 @@ class Conclusion:
             built.release()
             what = f"{found.name} is not {self._wanted} here"
             return self.unchanged(f"{what}: it {takes(1 / gain.median, least)}")
-        if gain.low <= 1:
+        if gain.low < least or gain.low <= 1:
             built.release()
-            words = self.measuring.objective.words
             return self.unchanged(
-                f"{found.name} is not known to be {words.better} here: it is {gain.low:.3g} to"
-                f" {gain.high:.3g} times {words.as_good} as {self._reference}, as times differ"
-                " much from call to call; tune again on a machine that does nothing else"
+                f"{found.name} is not shown to be {self._wanted} here: measured"
+                f" x{gain.low:.2f}"
+                f" to x{gain.high:.2f}, as times vary from call to call; run tune again while"
+                " nothing else runs on this machine"
             )
         losing = self._losing(built)
         if losing and not self._one_call_asked:
@@ -108,15 +113,18 @@ class Conclusion:
         where = " in emulation" if self.subject.target else ""
         exact = self.measuring.told()
         errors = exact.errors(self.measuring.session(built))
+        plan = self._confirmed(found.plan, exact, errors)
         kernels = self.subject.kernels(built, self.workload)
         outcome = self._outcome(
-            "; ".join((f"{found.name} keeps the accuracy asked for{where}", *self.left_out)),
+            "; ".join(
+                (f"{_formats_of(plan)}; accuracy is within your limit{where}", *self.left_out)
+            ),
             measurements,
             baseline=self._fp32(measurements),
             tuned=self._measured(measurements, name, self.trials.metric(found.plan), built),
-            plan=found.plan,
+            plan=plan,
             built=built,
-            predicted_error=math.sqrt(found.error),
+            predicted_error=self._foretold(found),
         )
         warnings = (*outcome.warnings, *filter(None, (losing,)))
         built.release()
@@ -140,6 +148,28 @@ class Conclusion:
             findings=replace(self.findings, last_race=_last_race(measurements)),
         )
 
+    def _foretold(self, found: Candidate) -> float:
+        if self.analysis is None:
+            return math.sqrt(found.error)
+        return foretold(self.planner, self.analysis, found.plan, found.error)
+
+    def _confirmed(self, plan: Plan, exact: Exact, errors: Mapping[str, float]) -> Plan:
+        """``plan``, with what putting the ops that cost most accuracy into fp32 gave.
+
+        Their share was predicted. Where that cannot be measured, the plan is as it was.
+        """
+        costly = Contributions.of(plan).low
+        returned = in_fp32(plan, costly[0]) if costly else None
+        if returned is None or not errors or exact.figure != RELATIVE_ERROR:
+            return plan
+        self.trials.progress("confirmation of the largest error", 0, 1)
+        try:
+            session = self.subject.tried(self.subject.model.build(returned))
+            error = exact.error(session)
+        except EngineError:
+            return plan
+        return confirmed(plan, costly[0], max(errors.values()), error)
+
     @property
     def _one_call_asked(self) -> bool:
         return self.measuring.objective.call is not None
@@ -151,7 +181,7 @@ class Conclusion:
         for number, call in enumerate(("a first call", "a step")):
             race = self.measuring.race({call: built}, measuring.BASELINE, call=number)
             if call in race.names and race.speed(call).high < 1:
-                return f"{call} takes {1 / race.speed(call).median:.3g} of what fp32 takes"
+                return f"{call} runs at x{race.speed(call).median:.2f} of fp32's speed"
         return ""
 
     def _parts(self, plan: Plan) -> Mapping[str, float]:
@@ -169,7 +199,7 @@ class Conclusion:
         """Why none of the ``candidates`` gains enough; ``fp32`` is the fp32 model's cost."""
         objective, least = self.measuring.objective, self.trials.budget.goal.min_speedup
         words, emulated = objective.words, self.subject.target
-        reason = "what runs the model here takes none of them"
+        reason = "the engine here runs none of them"
         if candidates:
             share = min(c.cost for c in candidates) / fp32
             by = "" if any(c.timed for c in candidates) else ", by times of single kernels,"
@@ -186,7 +216,7 @@ class Conclusion:
     def _wanted(self) -> str:
         """Text: what a plan has to be, compared with fp32."""
         words, least = self.measuring.objective.words, self.trials.budget.goal.min_speedup
-        if least == MIN_SPEEDUP:
+        if least == MIN_SPEEDUP or least <= 1:
             return words.better
         return f"{least:g} times {words.as_good} as fp32"
 
@@ -197,7 +227,7 @@ class Conclusion:
         return self._outcome(why, measurements, baseline=same, tuned=same, plan=plan)
 
     def _measure(self, built: Mapping[str, Built], effort: Effort) -> Measurements:
-        self.trials.progress("last race", 0, 1)
+        self.trials.progress("final benchmark", 0, 1)
         effort = self.trials.budget.within(effort)
         return self.measuring.measure(built, effort, self.planner, self.analysis)
 
@@ -368,6 +398,20 @@ class Conclusion:
         }
 
 
+def _formats_of(plan: Plan) -> str:
+    """How many ops a plan has in which reduced precision: ``12 of 25 ops in int8``."""
+    low = {label: count for label, count in plan.counts.items() if label != Format.FP32.label}
+    if not low:
+        return "the KV cache in reduced precision"
+    total = number_of(len(plan.counted), "op")
+    named = ", ".join(f"{count} in {label}" for label, count in low.items())
+    hint = " by the engine's precision hint" if plan.by_hint else ""
+    if len(low) == 1:
+        ((label, count),) = low.items()
+        return f"{count} of {total} in {label}{hint}"
+    return f"of {total} {named}{hint}"
+
+
 def _last_race(measurements: Measurements) -> dict[str, tuple[float, float]]:
     """Gain over fp32 and seconds of a call, by the names of what raced."""
     costs, times = measurements.costs, measurements.times
@@ -450,4 +494,8 @@ def beside_no_gain(speeds: Sequence[Speed]) -> list[str]:
     """What to say of formats where no plan gains: their probes may gain all the same."""
     gaining = ", ".join(one.text for one in speeds if one.gains)
     others = [one.text for one in speeds if not one.gains]
-    return [f"large products alone would gain ({gaining})", *others] if gaining else others
+    return (
+        [f"large products by themselves would gain ({gaining})", *others]
+        if gaining
+        else others
+    )

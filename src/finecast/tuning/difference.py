@@ -29,14 +29,17 @@ _TIME: Final = "{} us"
 
 
 class Change(Enum):
-    """How an op differs. LOST: a rule that decided before says nothing any more."""
+    """How an op differs. LOST: a rule that decided before says nothing any more.
+
+    Of an op whose format is the same another reason is no change: what it costs was measured
+    anew, and reasons are worded by that.
+    """
 
     GONE = "gone"
     NEW = "new"
-    RESTATED = "restated"
+    RESTATED = "rewritten"
     TYPE = "type"
     LOST = "lost its reason"
-    REASON = "reason"
     WEIGHTS = "weights"
     SHAPE = "shape"
     ATTRIBUTES = "attributes"
@@ -148,7 +151,7 @@ class OpDifference:
         before, after, name = self.before, self.after, self.shown.node
         if before and after and before.node != after.node:
             name = f"{after.node} (was {before.node})"
-        told = {Change.TYPE, Change.LOST, Change.REASON, Change.NEW} & {*self.changes}
+        told = {Change.TYPE, Change.LOST, Change.NEW} & {*self.changes}
         parts = [self.shown.why] if told and self.shown.why else []
         if self.weights == math.inf:
             parts.append("weights have NaN or Inf in other places")
@@ -431,9 +434,8 @@ def _pair(before: Side, after: Side, number: int, found: Matching) -> OpDifferen
     other = found.pairs[number]
     mine, theirs = before.state(number), after.state(other)
     changes: list[Change] = [Change.TYPE] if mine.type != theirs.type else []
-    if mine.decided_by and theirs.decided_by and mine.decided_by != theirs.decided_by:
-        lost = mine.deciding - theirs.rules - {DECISION}
-        changes.append(Change.LOST if lost else Change.REASON)
+    if mine.decided_by and theirs.decided_by and mine.deciding - theirs.rules - {DECISION}:
+        changes.append(Change.LOST)
     a, b = before.structure[number], after.structure[other]
     # In another type weights are rounded, at least.
     other_numbers = mine.type == theirs.type and other_weights(a, b)

@@ -18,7 +18,7 @@ from finecast.engines.base import Array, EmulatedSession, Session, outputs_on
 from finecast.engines.exact import RELATIVE_ERROR, CachedSession, Exact
 from finecast.errors import in_shell
 from finecast.graph import Graph, Node, Value
-from finecast.naming import number_of
+from finecast.naming import number_of, percent
 from finecast.native.device import DeviceModel
 from finecast.native.model import OpenedModel
 from finecast.numbers.formats import Format
@@ -89,9 +89,12 @@ class EmulationReport(Report):
         before = f"{self.reference} {self.baseline:.6g}"
         metrics = f"{self.metric_name}: {before}, emulated {self.metric:.6g}"
         if not self.cast_ops and not self.error:
-            return (metrics, f"nothing is lowered: the numbers are those of {self.reference}")
+            return (
+                metrics,
+                f"nothing is cast down: the numbers are those of {self.reference}",
+            )
         on = number_of(self.samples, "sample")
-        error = f"{self.error_figure} on {on} {self.error:.3g}"
+        error = f"{self.error_figure} on {on} {percent(self.error)}"
         return (metrics, f"{error}; {number_of(self.cast_ops, 'op')} cast")
 
     @property
@@ -105,14 +108,14 @@ class EmulationReport(Report):
         scores = by_output(self.metric)
         return TextTable(
             left=("op", "node", "why"),
-            right=("output error", "share of\nits square"),
+            right=("output\nerror", "share of\nits square"),
             rows=[
                 (
                     c.node.op,
                     c.node.name,
                     "; ".join(c.reasons),
-                    f"{c.error:.3g}",
-                    f"{c.share:.3f}",
+                    percent(c.error),
+                    f"{c.share:.1%}",
                 )
                 for c in self.contributions[:most]
             ],

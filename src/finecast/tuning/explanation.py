@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from finecast.errors import in_shell
 from finecast.graph import Graph, Node
-from finecast.naming import number_of
+from finecast.naming import left_out, number_of
 from finecast.numbers.encodings import Scaled
+from finecast.numbers.formats import Format
 from finecast.ops import by_name
-from finecast.planning.alternatives import largest_shares, told_shares
+from finecast.planning.contributions import TIME_IN, Contributions, precision_groups
 from finecast.planning.plan import Decision, Plan
 from finecast.reports.base import Report, TextTable
 from finecast.rules import RULES
 from finecast.rules.base import DECIDED_BY, DECISION, Reason
 from finecast.rules.ranges import Calibration
 
-_FP32_TIME: Final = "fp32 us"
+_FP32: Final = Format.FP32.label
+_FP32_TIME: Final = TIME_IN.format(_FP32)
 _TIMES: Final = (
     "times are those of an op's kernel and of casts as the plan was made: they add up to no"
     " latency of the model, which tune measures"
@@ -85,6 +88,72 @@ def _time_us(decision: Decision) -> float:
     return max((t for t in times if isinstance(t, float)), default=0.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedOp:
+    """An op, or several that were decided together as they run in one kernel.
+
+    Attributes:
+        node: The name of the op, or of the product among them.
+        others: How many others were decided with it.
+        op: What it computes.
+        format: The format's label.
+        decided_by: What decided, as in ``Group``.
+        us: Time of the kernel as it is planned; None where that is not known.
+        fp32_us: The same in fp32.
+        share: The share of the plan's squared error; None of ops in fp32.
+    """
+
+    node: str
+    others: int
+    op: str
+    format: str
+    decided_by: str
+    us: float | None = None
+    fp32_us: float | None = None
+    share: float | None = None
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The cells of its row in a table."""
+        more = f" +{self.others}" if self.others else ""
+        share = "" if self.share is None else f"{self.share:.0%}"
+        times = (self.us, self.fp32_us)
+        figures = ("" if us is None else f"{us:.3g}" for us in times)
+        return (f"{self.node}{more}", self.format, self.decided_by, *figures, share)
+
+
+def explained_ops(plan: Plan) -> list[ExplainedOp]:
+    """The ops of a plan, those that take the most time first; then those of unknown time."""
+    together = {name: group for group in precision_groups(plan) for name in group.ops}
+    rows: list[ExplainedOp] = []
+    for decision in plan.counted:
+        group = together.get(decision.node)
+        if group is None:
+            row = ExplainedOp(
+                node=decision.node,
+                others=0,
+                op=decision.op,
+                format=decision.format.label,
+                decided_by=decider_of(decision),
+            )
+        elif group.main != decision.node:
+            continue
+        else:
+            share = group.share if group.measured_share is None else group.measured_share
+            row = ExplainedOp(
+                node=group.main,
+                others=len(group.ops) - 1,
+                op=group.kind,
+                format=group.format,
+                decided_by=decider_of(decision),
+                us=group.times_us.get(group.format),
+                fp32_us=group.times_us.get(_FP32),
+                share=share if group.is_low and group.errors else None,
+            )
+        rows.append(row)
+    return sorted(rows, key=lambda one: -1.0 if one.us is None else one.us, reverse=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation(Report):
     """Why the ops of a plan have their formats; of one op if there is a ``node``.
@@ -146,7 +215,7 @@ class Explanation(Report):
         counts = ", ".join(f"{count} in {label}" for label, count in self.plan.counts.items())
         total = number_of(len(self.plan.counted), "op")
         head = f"{total}: {counts or 'nothing to decide'}"
-        return [head, *self.plan.declared, *told_shares(largest_shares(self.plan))] + [
+        return [head, *self.plan.declared, *Contributions.of(self.plan).lines] + [
             f"{number_of(len(g.nodes), 'op')} in {g.format} by {g.decided_by}, as"
             f" {g.example}: {g.why}"
             for g in self.groups
@@ -154,19 +223,13 @@ class Explanation(Report):
 
     @property
     def tables(self) -> Sequence[TextTable]:
-        """The rules' verdicts on the node and what it reads; or the groups of all nodes."""
+        """The rules' verdicts on the node and what it reads; or all ops."""
         times = [_TIMES] if self.is_timed else []
         if self.node is None:
-            heads = ("ops", "format", "decided by", "for example")
-            rows = [
-                (str(len(g.nodes)), g.format, g.decided_by, f"{g.example}: {g.why}")
-                for g in self.groups
-            ]
-            notes = (*self.plan.declared, *told_shares(largest_shares(self.plan)), *times)
-            return [TextTable(left=heads, rows=rows, fold=heads[2:], notes=notes)]
+            return [self.by_op(None)]
         count = number_of(len(self.silent), "other rule")
         unsaid = [f"{count} without objection: --json names them"] if self.silent else []
-        apart = [f"its fp32 kernel falls apart: {text}" for text in self.apart]
+        apart = [f"its fp32 kernel is not fused any more: {text}" for text in self.apart]
         heads = ("rule", "permits", "verdict", "evidence")
         verdicts = TextTable(
             left=heads, rows=self.verdicts, fold=heads[2:], notes=(*unsaid, *times)
@@ -180,15 +243,39 @@ class Explanation(Report):
         )
         return [verdicts, reads]
 
+    def by_op(self, most: int | None) -> TextTable:
+        """The ops, those that take the most time first, at most so many."""
+        ops = explained_ops(self.plan)
+        timed = any(one.us is not None for one in ops)
+        shown = ops if most is None else ops[:most]
+        rows = [one.row if timed else one.row[:3] for one in shown]
+        counts = Counter((g.format, g.decided_by) for g in self.groups for _ in g.nodes)
+        decided = "; ".join(f"{n} {fmt} by {why}" for (fmt, why), n in counts.most_common())
+        notes = [*left_out(len(ops), len(shown), ": --ops N shows more")]
+        notes += ["+N: so many ops run in its kernel"] if any(o.others for o in shown) else []
+        notes += [f"what decided: {decided}"] if decided else []
+        notes += ["finecast explain MODEL OP tells why an op has its format"]
+        notes += [*self.plan.declared, *Contributions.of(self.plan).lines]
+        notes += [_TIMES] if timed else []
+        return TextTable(
+            left=("op", "format", "decided by"),
+            right=("us", "fp32\nus", "error\nshare") if timed else (),
+            rows=rows,
+            fold=("op", "decided by"),
+            notes=notes,
+        )
+
     def _content(self) -> dict[str, Any]:
         node, decision, plan = self.node, self.decision, self.plan
         if node is None:
             kinds = [{**asdict(one), "nodes": list(one.nodes)} for one in self.groups]
+            ops = [asdict(one) for one in explained_ops(plan)]
             return {
                 "policy": plan.policy,
                 "formats": plan.counts,
                 "declared": list(plan.declared),
-                "largest_shares": largest_shares(plan),
+                "contributions": Contributions.of(plan).to_dict(),
+                "ops": ops,
                 "groups": kinds,
             }
         rows = (*self.verdicts, *((rule, "any", "no objection", "") for rule in self.silent))
@@ -261,4 +348,4 @@ def _read_as(node: Node, port: int, decision: Decision | None) -> str:
     if fmt.has_scales and encoding is None:
         return fmt.result.label if fmt.encodes_results else ""
     by_data = isinstance(encoding, Scaled) and encoding.shifts
-    return f"{fmt.label}, codes by {Calibration.GPTQ.value}" if by_data else fmt.label
+    return f"{fmt.label}, by {Calibration.GPTQ.value}" if by_data else fmt.label

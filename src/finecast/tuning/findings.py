@@ -12,7 +12,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.kept_products import KeptProducts, kept_products
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis, Priced, Proposal
+from finecast.planning.problem import Analysis, Priced, Proposal, predicted_error
 from finecast.rules.facts import ValueFacts
 from finecast.tuning.search import Candidate
 
@@ -129,6 +129,25 @@ class Findings:
         return (missed or faster or [None])[-1]
 
 
+def foretold(planner: Planner, analysis: Analysis, plan: Plan, error: float) -> float:
+    """The relative output error that was predicted of a plan before it was measured.
+
+    Law: no measurement of the plan is part of it. Those of a plan by the engine's hint correct
+    the error by which the search ranks it, as a hint leaves some results unrounded.
+
+    Args:
+        planner: Made the plan.
+        analysis: What plans were chosen by.
+        plan: The plan.
+        error: The squared error by which the search ranks it.
+    """
+    if not plan.by_hint or plan.kv_cache is not Format.FP32:
+        return math.sqrt(error)
+    ids = {node.name: node.id for node in planner.graph.nodes}
+    formats = {ids[name]: fmt for name, fmt in plan.formats.items()}
+    return math.sqrt(predicted_error(analysis, formats))
+
+
 def findings(
     examined: Examined,
     analysis: Analysis | None,
@@ -164,7 +183,7 @@ def findings(
                 name=p.name,
                 plan=p.plan,
                 predicted_cost=p.time_s,
-                predicted_error=math.sqrt(p.error),
+                predicted_error=foretold(planner, analysis, p.plan, p.error),
             )
             for p in proposals
         ),
@@ -174,7 +193,7 @@ def findings(
                 name=c.name,
                 plan=c.plan,
                 predicted_cost=c.predicted_cost,
-                predicted_error=math.sqrt(c.error),
+                predicted_error=foretold(planner, analysis, c.plan, c.error),
                 cost=c.cost if c.timed else None,
                 latency_s=c.latency_s if c.timed else None,
                 casts=c.casts,

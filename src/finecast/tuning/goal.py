@@ -151,28 +151,25 @@ class Goal:
 
     criterion: Criterion = Criterion()
     objective: Objective = Option(
-        help="What to minimise: latency, throughput (time of a request, with as many in"
-        " flight as the engine serves best), size (bytes of the written model), memory"
-        " (of the running one, estimated), or with --decode-steps the time of one kind of"
-        " call: first_token or tokens_per_second.",
+        help="latency, throughput (many requests at a time), size (of the file), memory (of"
+        " the running model, estimated), or with --decode-steps first_token or"
+        " tokens_per_second.",
         metavar="NAME",
         python=((str, Enum), "the name of an objective"),
         convert=partial(member_of, Objective, what="objective"),
     ).field(Objective.LATENCY)
     min_speedup: float = Option(
-        help="How many times as fast as fp32 a plan has to be; with another --objective,"
-        " how many times as good in that.",
+        help="How many times as fast as fp32 a plan has to be, or with another --objective as"
+        " good.",
         kind=float,
     ).field(MIN_SPEEDUP)
     max_trials: int | None = Option(
-        help="The most plans that are evaluated on all data; what is not needed of them is"
-        " spent on faster plans.",
+        help="The most plans that are evaluated on all data.",
         kind=int,
     ).field(None)
     timeout_s: float | None = Option(
-        help="The time after which no plan is tried but the first, and the last race has its"
-        " fewest rounds. What comes before (loading, profiles, sensitivities) is not cut"
-        " short, nor is a trial that runs.",
+        help="Stop trying plans after this time. Loading, profiling and sensitivities before"
+        " it are not cut short, nor is an evaluation that runs.",
         flags=("--timeout",),
         metavar="SECONDS",
         kind=float,
@@ -250,13 +247,15 @@ class Execution:
     """
 
     jobs: int = Option(
-        help="Processes that evaluate plans, where models and functions may crash; 0: none.",
+        help="Processes that evaluate plans, so that a crash ends one of these alone; 0:"
+        " none.",
         kind=int,
         least=0,
     ).field(1)
     executor: str = Option(
-        help="local; or ray, ray://HOST:PORT: plans are evaluated on the nodes of a Ray"
-        " cluster, a part of the data on each.",
+        help="Where plans are evaluated: local, or on a Ray cluster, a part of the data on"
+        " each"
+        " node.",
         metavar="local|ray[://ADDRESS]",
         convert=_executor,
     ).field(LOCAL)
@@ -306,32 +305,32 @@ class TuneRequest:
         kind=Path,
         convert=path_of,
     ).field(None)
-    resume: bool = Option(help="Take up the study where it was cut off.", kind=bool).field(
+    resume: bool = Option(help="Go on with a search that was interrupted.", kind=bool).field(
         False
     )
     report: Path | None = Option(
-        help="Write a page of what was found and why, op by op: FILE.html; FILE.svg for the"
-        " picture of all plans alone, FILE.json for the data.",
+        help="Write a report of what was found and why, op by op. FILE.svg is the picture of"
+        " all plans alone, FILE.json the data.",
         metavar="FILE.html|.svg|.json",
         kind=Path,
         convert=partial(report_path, drawn=True),
     ).field(None)
     start: Path | Plan | None = Option(
-        help="A plan of this model or of an earlier version of it. It is tried first; if it"
-        " keeps the accuracy asked for, only faster ones are tried.",
+        help="Try this plan first, of this model or of an earlier version of it. If its"
+        " accuracy is within the limit, only faster plans are tried.",
         metavar="PLAN.json",
         kind=Path,
         python=((str, Path, Plan), "a plan or its path"),
         convert=lambda given: given if isinstance(given, Plan) else path_of(given),
     ).field(None)
     lock: bool = Option(
-        help="Write no OUTPUT.lock.json, by which finecast verify tells elsewhere whether the"
-        " model does the same.",
+        help="Write no deployment manifest (OUTPUT.lock.json), with which finecast verify"
+        " checks the model on other machines.",
         flags=("--no-lock",),
         kind=bool,
     ).field(True)
     price_book: bool = Option(
-        help="Profile every kernel anew, and keep no times of them for later runs.",
+        help="Profile every kernel anew, and keep no times in the timing cache.",
         flags=("--no-price-book",),
         kind=bool,
     ).field(True)

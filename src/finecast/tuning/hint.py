@@ -78,7 +78,7 @@ def with_hints(subject: Subject, proposals: Sequence[Proposal]) -> list[Proposal
     plans = ((p, subject.by_hint(p.plan)) for p in proposals)
     return [
         *proposals,
-        *(replace(p, name=f"{p.name}, by the hint", plan=plan) for p, plan in plans if plan),
+        *(replace(p, name=f"{p.name}, as a hint", plan=plan) for p, plan in plans if plan),
     ]
 
 
@@ -116,10 +116,7 @@ def hinted_proposals(
     The plans' errors are predicted; their times are infinite, as none is predicted.
     """
     hints = subject.hints(planner)
-    alone = len(hints) == 1
-    beside: dict[str, Built] = {
-        "the hint alone" if alone else f"the {b.plan.policy} hint alone": b for b in hints
-    }
+    beside: dict[str, Built] = {f"the engine's {b.format.label} hint": b for b in hints}
     original = subject.original(planner)
     if original is not None:
         beside["the model given"] = original

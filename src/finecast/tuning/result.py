@@ -18,11 +18,12 @@ from finecast.engines.usage import Inputs, how_to_run, in_memory_notes
 from finecast.errors import UsageError, in_shell
 from finecast.measure.environment import environment
 from finecast.measure.study import Trial
-from finecast.naming import number_of
+from finecast.naming import number_of, percent
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.gains import Gain
 from finecast.native.opening import engine_of
 from finecast.native.subject import Built
+from finecast.planning.contributions import Contributions
 from finecast.planning.kept_products import KeptProducts
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Priced
@@ -480,6 +481,7 @@ class Result(Report):
                 "outputs": self.output_errors,
                 "left_out": list(self.left_out),
             },
+            "contributions": Contributions.of(self.plan).to_dict(),
             "frontier": [self._found(one) for one in findings.frontier],
             "sensitivities": [
                 {
@@ -569,7 +571,7 @@ def _verified_lines(checked: Verified) -> list[str]:
         return [checked.note or "not run in an engine"]
     lines: list[str] = []
     if checked.relative_error is not None:
-        error = f"relative error {checked.relative_error:.3g} against {checked.reference}"
+        error = f"relative error {percent(checked.relative_error)} against {checked.reference}"
         lines.append(f"verified in {checked.engine}: {error}")
     lines += checked.decided
     return lines + ([f"note: {checked.note}"] if checked.note else [])

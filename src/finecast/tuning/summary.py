@@ -18,7 +18,7 @@ from finecast.engines.exact import RELATIVE_ERROR
 from finecast.measure.environment import cpu_label, environment
 from finecast.naming import enumerated, number_of, percent
 from finecast.numbers.formats import Format
-from finecast.planning.alternatives import largest_shares, told_shares
+from finecast.planning.contributions import Contributions
 from finecast.reports.base import TextTable, output_lines
 from finecast.reports.summary import kept_here, next_faster, prediction_off
 from finecast.terminal import Verbatim
@@ -43,20 +43,20 @@ _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
     Objective.THROUGHPUT: ("calls/s", lambda cost_s: 1 / cost_s),
     Objective.MEMORY: ("MB in memory\n(estimated)", lambda cost_bytes: cost_bytes / 1e6),
 }
-_BY_RULES: Final = "may not be lower by the rules"
+_BY_RULES: Final = "are kept by rules"
 # Why ops stay in fp32, by what decided other than rules alone.
 _BECAUSE: Final[Mapping[str, str]] = {
     "time": "gain no time",
     "casts": "gain less than their casts cost",
-    "error": "gain too little for the error that they add",
+    "error": "would add more error than their time is worth",
     "bytes": "save no bytes",
-    "kernel": "run in the kernel of a low op",
-    "plan": "may have none of the plan's lower types, or only move numbers",
+    "kernel": "run in the kernel of another op",
+    "plan": "cannot run in a lower format here, or only move data",
 }
 
 
 def comparison(result: Result) -> TextTable:
-    """The fp32 model, the tuned one, and what the engine's own lowering gives; then notes.
+    """The fp32 model, the tuned one, and what the engine's own hint gives; then notes.
 
     Where that is faster and the output cannot state it, its line says which output can.
     """
@@ -94,18 +94,22 @@ _HARDLY: Final = 0.0001
 def _elsewhere(result: Result, expected: ExpectedLoss) -> str:
     """What is lost on the data given, and what is expected on other data."""
     lost = result.baseline.metric - result.tuned.metric
-    here = f"falls by {lost:.2g}" if lost > 0 else f"rises by {-lost:.2g}" if lost else "stays"
+    here = f"falls by {lost:.2g}" if lost > 0 else f"rises by {-lost:.2g}" if lost else ""
     more = f"{expected.loss:.1g} (+- {expected.deviation:.1g})"
     if expected.loss + expected.deviation < _HARDLY:
         more = f"less than {_HARDLY}"
-    return f"{result.metric} {here} on these data; on others expect it to fall by {more}"
+    return (
+        f"{result.metric} {here or 'is unchanged'} on your data; on new data of the same kind"
+        f" expect a loss of {more}"
+    )
 
 
 def _named(anchor: Anchor, result: Result) -> str:
     """An anchor's name, and why it is not taken, or how it becomes a plan."""
     if not anchor.passed and kept_here(anchor.metric, result.conditions):
         certified = result.conditions.get("confidence") is not None
-        return f"{anchor.name} ({'not certified' if certified else 'by chance'})"
+        reason = "not certified" if certified else "may lose too much on new data"
+        return f"{anchor.name} ({reason})"
     if not anchor.passed:
         return f"{anchor.name} (loses too much)"
     as_plan = _as_plan(anchor, result)
@@ -149,7 +153,7 @@ def notes(result: Result) -> list[str]:
         lines.append(f"certified: {result.certificate}")
     elif result.elsewhere is not None:
         lines.append(_elsewhere(result, result.elsewhere))
-    lines += told_shares(largest_shares(result.plan))
+    lines += Contributions.of(result.plan).lines if result.improved else []
     lines += _kept(result)
     products = result.kept_products
     lines += [products.text] if products else []
@@ -158,7 +162,7 @@ def notes(result: Result) -> list[str]:
     lines += [faster] if faster else []
     if result.reused_sensitivities:
         formats = ", ".join(result.reused_sensitivities)
-        lines.append(f"sensitivities of {formats} are those of an earlier run, of the study")
+        lines.append(f"sensitivities of {formats} were taken from the study")
     if result.target:
         off = load_target(result.target).casts_off
         lines.append(
@@ -176,25 +180,33 @@ def notes(result: Result) -> list[str]:
 
 def _made_of(result: Result) -> str:
     """What the model is made of, and what the search took."""
-    ops = ", ".join(f"{n} {fmt}" for fmt, n in result.counts.items())
+    ops = ", ".join(f"{n} in {fmt}" for fmt, n in result.counts.items())
     trials = number_of(result.reused, "trial")
     reused = f", {trials} of the study reused" if result.reused else ""
     machine = environment()
     return (
-        f"{ops or 'no op in fp32'}; {number_of(result.casts, 'cast')} inside;"
-        f" {number_of(result.evaluations, 'evaluation')} on all data{reused},"
-        f" {number_of(result.probes, 'probe')},"
-        f" {result.seconds:.1f} s on {number_of(machine.cores, 'core')} of"
-        f" {cpu_label(machine)}"
+        f"ops: {ops or 'none in fp32'}, and {number_of(result.casts, 'cast')};"
+        f" {_timed(result)}"
+        f" {number_of(machine.cores, 'core')} of {cpu_label(machine)}; search:"
+        f" {result.seconds:.1f}"
+        f" s, {number_of(result.evaluations, 'evaluation')} on all data{reused},"
+        f" {number_of(result.probes, 'probe')}"
     )
 
 
+def _timed(result: Result) -> str:
+    """In which engine times were measured, before the machine."""
+    if result.target or not result.engine:
+        return "made on"
+    return f"timed in {result.engine} on"
+
+
 def _parts(errors: Mapping[str, float]) -> list[str]:
-    """A line on the error of codes of weights alone and of activations alone, if known."""
+    """A line on the error of quantized weights alone and activations alone, if known."""
     if not errors:
         return []
-    told = ", ".join(f"of {name} alone {percent(error)}" for name, error in errors.items())
-    return [f"predicted for the codes {told}"]
+    told = ", ".join(f"{name} alone {percent(error)}" for name, error in errors.items())
+    return [f"of it, as predicted, by quantized {told}"]
 
 
 def _kept(result: Result) -> list[str]:
@@ -228,21 +240,21 @@ def _ran(result: Result) -> list[str]:
     )
     planned = Counter(one.format.label for one in result.plan.counted)
     told = "; ".join(
-        f"{number_of(count, 'op')} in {label}: "
+        f"of {number_of(count, 'op')} in {label} "
         + ", ".join(
             _run(n, label, into) for (of, into), n in counts.most_common() if of == label
         )
         for label, count in planned.items()
     )
-    return [f"the engine fuses ops into kernels, each of one type: {told}"]
+    return [f"kernels that ran, in which the engine fuses ops: {told}"]
 
 
 def _run(count: int, label: str, into: str) -> str:
-    """In which kernels ops of a format run: an fp32 op may be part of a low op's kernel."""
+    """In which kernels ops of a format run: an fp32 op may be fused into one of integers."""
     if into == _REMOVED:
         return f"{count} need no kernel" if count > 1 else "1 needs no kernel"
     inside = label == Format.FP32.label != into
-    return f"{count} inside {into} kernels" if inside else f"{count} run in {into}"
+    return f"{count} in kernels of {into}" if inside else f"{count} in {into}"
 
 
 def _phases(phases: Mapping[str, float]) -> list[str]:
@@ -274,7 +286,7 @@ def _files(result: Result) -> list[str]:
         command = f"finecast explain {shlex.quote(str(path))}"
         command += f" --plan {shlex.quote(str(result.plan_out))}"
         why = command if path.exists() else ".ops of the result"
-        lines.append(Verbatim(f"why each op has its type: {why}"))
+        lines.append(Verbatim(f"why each op has its format: {why}"))
     if result.lock is not None:
         written = shlex.quote(str(result.output))
         lines.append(Verbatim(f"on the machine that will run it: finecast verify {written}"))

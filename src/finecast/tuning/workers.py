@@ -458,7 +458,7 @@ class WorkerExecutor(Executor):
                 self._workers.remove(worker)
             except (WorkerDiedError, OutOfMemoryError) as error:
                 return None, [
-                    f"a race on another machine {error}: models are timed on this one"
+                    f"a benchmark on another machine {error}: models are timed on this one"
                 ]
         return None, ["no node that times models is left: they are timed on this machine"]
 

@@ -106,7 +106,7 @@ _NO_EFFECT: Final[Mapping[str, tuple[object, str]]] = {
     "autoround_args": _NO_ALGORITHM,
     "gemm_to_matmul": (True, "Gemm runs in int8 as it is"),
     "graph_optimization_level": (None, "the engine optimizes the model as it loads it"),
-    "add_qdq_pair_to_weight": (False, "weights are stored as codes"),
+    "add_qdq_pair_to_weight": (False, "weights are stored quantized"),
     "optypes_to_exclude_output_quant": ([], "what an op reads is quantized, no output"),
     "dedicated_qdq_pair": (False, "a value is quantized once for all that read it"),
 }

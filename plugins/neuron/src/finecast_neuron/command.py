@@ -56,7 +56,7 @@ _LadderTarget = Annotated[
 _Compile = Annotated[
     Path | None,
     typer.Option(
-        "--compile", metavar="HLO", help="Compile this program at the recommended rung."
+        "--compile", metavar="HLO", help="Compile this program with the recommended option."
     ),
 ]
 
@@ -66,10 +66,12 @@ class ByOp:
     """The plan that chooses formats op by op, which no rung of the ladder does."""
 
     per_op: bool = Option(
-        help="Look for a plan by op as well.", flags=("--per-op/--no-per-op",), kind=bool
+        help="Look for a plan that chooses formats by op, too.",
+        flags=("--per-op/--no-per-op",),
+        kind=bool,
     ).field(True)
     auto_cast_type: str | None = Option(
-        help="Of the plan by op: bf16, fp16, int8 on inf1; default: the format of a rung.",
+        help="Formats of that plan: bf16, fp16, int8 on inf1; default: those of the options.",
         metavar="FORMAT[,FORMAT]",
     ).field(None)
 
@@ -98,15 +100,15 @@ def run(
     compile_with: _Compile = None,
     as_json: Json = False,
 ) -> int:
-    """Emulate every rung of a compiler's ladder; recommend the fastest that passes.
+    """Emulate a compiler with each of its options; recommend the fastest within the limit.
 
-    Times are modelled from the device's documented rates, not measured. Exits with 1 where
-    no rung passes, and with 3 where --compile compiled nothing.
+    Times are modelled from the device's data sheet, not measured. Exits with 1 if no option
+    is within the limit, and with 3 if --compile compiled nothing.
 
     Examples:
       finecast ladder m.onnx --target trn1 --data val.npz --metric top1
 
-      finecast ladder m.pt2 --target trn1 --data val.npz --metric top1 -o low.pt2
+      finecast ladder m.pt2 --target trn1 --data val.npz --metric top1 -o out.pt2
     """
     from finecast_neuron.api import LadderRequest, walked
 
@@ -153,7 +155,7 @@ def _print_advice(outcome: LadderOutcome, compiled: str | None) -> None:
     plan, output = outcome.plan, outcome.output
     lines: list[str] = []
     if outcome.best is None:
-        lines.append("no rung passes: loosen the tolerance, or run fp32 elsewhere")
+        lines.append("no option is within the limit: allow more by --max-drop, or run fp32")
     else:
         rung = outcome.best.rung
         command, snippet = Verbatim(f"  {rung.command()}"), Verbatim(f"  {rung.snippet}")
@@ -166,7 +168,7 @@ def _print_advice(outcome: LadderOutcome, compiled: str | None) -> None:
         ops = ", ".join(f"{n} {fmt}" for fmt, n in plan.plan.counts.items())
         place = f"written to {output}" if output else "give -o to write it"
         lines.append(
-            f"per-op plan: x{plan.time_s / outcome.fastest_s:.2f}, metric {plan.metric:.6g}:"
+            f"per-op plan: x{outcome.slowest_s / plan.time_s:.2f}, metric {plan.metric:.6g}:"
             f" {ops}; {place}; compile it with {outcome.rungs[0].rung.name}"
         )
     if compiled:

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from finecast import Format, Policy, Scope
 from finecast.calls import checks
-from finecast.devices import Emulation, Relayout, check, load_target
+from finecast.devices import Emulation, Relayout, check, load_target, target_named
 from finecast.errors import UsageError
 from finecast.naming import look_up, spelled
 from finecast.numbers import SEEDS, Rounding
@@ -149,7 +149,7 @@ def resolve(
         for c, names in _OPTIONS_OF.items()
     }
     old = stated[Compiler.NEURON_CC]
-    chosen = given.target or (spelled(target) if target else _INF1 if old else "trn1")
+    chosen = given.target or (target_named(target) if target else _INF1 if old else "trn1")
     device = load_target(chosen)
     compiler = compiler_for(chosen)
     for other, names in stated.items():
@@ -345,13 +345,14 @@ def ladder(target: str, base: Given | None = None, *, sdk: str | None = None) ->
     Raises:
         UsageError: If no compiler's ladder is known for the target.
     """
-    if spelled(target) not in NEURON_TARGETS:
+    name = target_named(target)
+    if name not in NEURON_TARGETS:
         raise UsageError(
             f"{target!r} has no ladder of compiler options",
             where="--target",
             fix=f"use one of {', '.join(NEURON_TARGETS)}; finecast emulate takes every target",
         )
-    target, compiler = spelled(target), compiler_for(target)
+    target, compiler = name, compiler_for(name)
     held = replace(
         base or Given(),
         auto_cast=None,

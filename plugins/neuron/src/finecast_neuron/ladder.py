@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,7 @@ from finecast.planning import lowest, propose
 from finecast.progress import Progress, silent
 from finecast.reports import Report, TextTable
 from finecast.rules import first_nonfinite
-from finecast.tuning import Candidate, chain, fastest_passing, nan_baseline
+from finecast.tuning import Candidate, chain, nan_baseline, same_time
 
 # Formats that a cast in the model can state and every compiler respects. Tf32 is not
 # one: ONNX has no such type, so that a compiler would see slow arithmetic and fp32 products.
@@ -120,14 +120,19 @@ class LadderOutcome(Report):
         return min(r.time_s for r in self.rungs)
 
     @property
+    def slowest_s(self) -> float:
+        """Modelled time of the slowest rung, of which speeds are told as multiples."""
+        return max(r.time_s for r in self.rungs)
+
+    @property
     def lines(self) -> list[str]:
         """The rungs with their verdicts, and what became of the plan by op."""
         named = f"{self.target}: fp32 {self.metric_name} {self.baseline:.6g}"
-        lines = [f"{named}; modelled time against the fastest"]
+        lines = [f"{named}; modelled speed against the slowest option"]
         for one in self.rungs:
             verdict = "recommended" if one is self.best else "pass" if one.passed else "fail"
-            time = f"x{one.time_s / self.fastest_s:.2f} of the fastest"
-            lines.append(f"{one.rung.name}: {verdict}, metric {one.metric:.6g}, {time}")
+            speed = f"x{self.slowest_s / one.time_s:.2f}"
+            lines.append(f"{one.rung.name}: {verdict}, metric {one.metric:.6g}, {speed}")
         warnings = [f"warning: {text}" for text in in_shell(self.warnings)]
         return [*lines, f"plan by op: {self.why}", *warnings]
 
@@ -140,17 +145,17 @@ class LadderOutcome(Report):
                 ("pass" if one.passed else "fail") + (" *" if self.best is one else ""),
                 f"{one.metric:.6g}",
                 f"{one.error:.3g}",
-                f"x{one.time_s / self.fastest_s:.2f}",
+                f"x{self.slowest_s / one.time_s:.2f}",
             )
             for one in self.rungs
         ]
-        right = (self.metric_name, "output error", "time")
+        right = (self.metric_name, "output error", "speed")
         return [
             TextTable(left=("options", "verdict"), right=right, rows=rows, fold=("options",))
         ]
 
     def _content(self) -> dict[str, Any]:
-        best, plan, fastest = self.best, self.plan, self.fastest_s
+        best, plan, slowest = self.best, self.plan, self.slowest_s
         return {
             "fp32": self.baseline,
             "left_out": list(self.left_out),
@@ -162,7 +167,7 @@ class LadderOutcome(Report):
                     "output_errors": r.errors,
                     "outputs": by_output(r.metric),
                     "modelled_time_us": r.time_s * 1e6,
-                    "relative_time": r.time_s / fastest,
+                    "speed": slowest / r.time_s,
                     "passed": r.passed,
                 }
                 for r in self.rungs
@@ -179,7 +184,7 @@ class LadderOutcome(Report):
                 "metric": plan.metric if plan else None,
                 "output_error": plan.error if plan else None,
                 "output_errors": plan.errors if plan else None,
-                "relative_time": plan.time_s / fastest if plan else None,
+                "speed": slowest / plan.time_s if plan else None,
                 "ops": plan.plan.counts if plan else None,
                 "written": None if self.output is None else str(self.output),
             },
@@ -269,12 +274,17 @@ def search_per_op(
     """
     best = outcome.best
     if named is None and best is not None and best.time_s <= outcome.fastest_s:
-        return None, "the fastest rung passes: no choice by op can be faster"
+        return None, "the fastest option is within the limit: no plan by op can be faster"
     limit = best.time_s if best is not None else math.inf
     plans = [r for e, p in _bases(outcome, named) if (r := _fastest(walk, e, p, limit))]
     if plans:
-        return min(plans, key=lambda r: r.time_s), "faster than the best passing rung"
-    return None, "no plan by op that was tried passes and is faster than the best passing rung"
+        return min(
+            plans, key=lambda r: r.time_s
+        ), "faster than the best option within the limit"
+    return (
+        None,
+        "no plan by op that was tried is within the limit and faster than the best option",
+    )
 
 
 def _bases(
@@ -325,3 +335,33 @@ def _fastest(
     worthwhile = [c for c in candidates if c.latency_s * _WORTHWHILE < limit]
     best = fastest_passing(chain(worthwhile, limit), passes)
     return None if best is None else results[best.plan.digest]
+
+
+def fastest_passing(
+    chained: Sequence[Candidate], passes: Callable[[Candidate], bool]
+) -> Candidate | None:
+    """The fastest candidate that passes, if passing is monotone along the chain.
+
+    Law: at most 2 + ceil(log2(n)) candidates are evaluated, and the returned one was. Of
+    candidates that count as equally fast the most accurate that passes is returned. None means
+    that all evaluated candidates fail, and says nothing of the others.
+
+    Args:
+        chained: Candidates, fastest first, each more accurate than the one before.
+        passes: Evaluates a candidate.
+    """
+    fastest, passed = -1, set[int]()
+    low, high, middle = 0, len(chained) - 1, 0
+    while low <= high:
+        if passes(chained[middle]):
+            passed.add(middle)
+            fastest, high = middle, middle - 1
+        else:
+            low = middle + 1
+        middle = (low + high) // 2
+    if fastest < 0:
+        return None
+    equal = (i for i, c in enumerate(chained) if same_time(chained[fastest], c))
+    near = max(equal)
+    is_finer = near in passed or passes(chained[near])
+    return chained[near if is_finer else fastest]

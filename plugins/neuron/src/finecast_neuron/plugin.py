@@ -22,7 +22,7 @@ PLUGIN: Final = Plugin(
     verbs=(
         Verb(
             "ladder",
-            "A compiler's ladder of options, each rung emulated.",
+            "Emulate a device's compiler with each of its options.",
             "finecast_neuron.command",
         ),
     ),

@@ -20,7 +20,9 @@ def run(
     ],
     model: Annotated[
         Path | None,
-        typer.Argument(help="The plan's model: tells the graph where no study does."),
+        typer.Argument(
+            help="The plan's model, for the graph, if no study is beside the plan."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -46,7 +48,7 @@ def run(
         Path | None,
         typer.Option(
             metavar="FILE.json",
-            help="What blame --json printed: shows which ops cost a low model its accuracy.",
+            help="What blame --json printed: the page then shows which ops lose accuracy.",
         ),
     ] = None,
     explorer: Annotated[
@@ -60,7 +62,7 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
     as_json: Json = False,
 ) -> None:
-    """What tune found and why: which ops limit precision, what was tried, where time goes.
+    """What tune found and why: which ops cost accuracy, what was tried, where the time goes.
 
     The page is one file that opens without network. Nothing is searched or measured again:
     tune keeps what a report needs in its study. --json prints the page's data.

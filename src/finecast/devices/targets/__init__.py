@@ -174,6 +174,26 @@ class Target:
 
 # Devices without a file of their own, and the one whose file describes them.
 _ALIASES: Final = {"trn1n": "trn1"}
+_PRODUCTS: Final = {
+    "v100": "sm70",
+    "t4": "sm75",
+    "a100": "sm80",
+    "l40s": "sm89",
+    "h100": "sm90",
+    "b200": "sm100",
+    "inferentia": "inf1",
+    "inferentia2": "inf2",
+    "trainium": "trn1",
+    "trainium2": "trn2",
+    "trainium3": "trn3",
+    "graviton3": "neoverse-v1",
+    "sapphire-rapids": "amx",
+    "broadwell": "avx2",
+    "alder-lake": "avx2-vnni",
+    "cooper-lake": "avx512-bf16",
+    "cascade-lake": "avx512-vnni",
+}
+"""Names of products, by which devices are better known than by those of their targets."""
 _WIDE: Final = (Format.BF16, Format.FP16, Format.TF32)
 _NARROW: Final = (Format.FP8_E4M3, Format.INT8)
 _SCALAR_KINDS = frozenset({OpKind.TRANSCENDENTAL, OpKind.SOFTMAX})
@@ -197,22 +217,32 @@ def list_targets() -> tuple[str, ...]:
     return tuple(sorted(n.removesuffix(_SUFFIX) for n in names if n.endswith(_SUFFIX)))
 
 
+def target_named(word: str) -> str:
+    """The name of the target that a word of the user's means, as ``sm90`` for ``H100``."""
+    name = spelled(word)
+    return _PRODUCTS.get(name.replace(" ", "-"), name)
+
+
+def products_of(name: str) -> tuple[str, ...]:
+    """The names of products that mean the target called ``name``."""
+    return tuple(product for product, target in _PRODUCTS.items() if target == name)
+
+
 def load_target(name: str) -> Target:
-    """The target called ``name``.
+    """The target called ``name``, or that of a product of this name.
 
     Raises:
         UsageError: If there is none; the message lists those that are.
     """
     known = {n: n for n in list_targets()} | _ALIASES
     word = spelled(name)
-    if word and word not in known:
-        # NVIDIA's cards are better known by the names of products, as H100, than by sm90.
+    if word and target_named(word) not in known:
         meant = [n for n in list_targets() if word in spelled(_load(n).description)]
         if meant:
             raise UsageError(
                 f"unknown target {name!r}", fix=f"did you mean {' or '.join(meant[:3])}?"
             )
-    return _load(look_up(name, known, what="target"))
+    return _load(look_up(target_named(name), known, what="target"))
 
 
 @cache

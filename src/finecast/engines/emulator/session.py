@@ -232,7 +232,7 @@ def check_emulation(emulation: Emulation, library: str) -> None:
     """Raise UsageError for options that are emulated for ONNX models alone."""
     refused = {
         "stochastic rounding": emulation.rounding is not Rounding.NEAREST_EVEN,
-        "accumulation in the low format": not emulation.mixed_accumulation,
+        "accumulation in the format itself": not emulation.mixed_accumulation,
         "norms that round before scale and shift": emulation.rounds_normalized,
     }
     for what, asked in refused.items():

@@ -466,7 +466,7 @@ RESTATEMENTS: Final[Mapping[str, Iterable[_Row]]] = {
     "onnxruntime": (
         _Row(
             restate=write_product,
-            reason="weights in codes are read by MatMulNBits, which says of each product"
+            reason="quantized weights are read by MatMulNBits, which says of each product"
             " whether it rounds what it reads; other nodes for it may be far slower than fp32",
             applies=is_coded,
         ),

@@ -108,7 +108,7 @@ def _dequantized(model: ir.Model) -> tuple[Mapping[str, Scaled], tuple[str, ...]
         others = sorted({n.op_type for n in model.graph.all_nodes()} & ON_CODES)
         raise UsageError(
             "the model has no QuantizeLinear and DequantizeLinear that could be taken to fp32"
-            + (f", but ops on codes: {', '.join(others)}" if others else ""),
+            + (f", but ops on quantized integers: {', '.join(others)}" if others else ""),
             where=f"--from-type {CODES}",
             fix="leave it out"
             + ("; or quantize with QuantFormat.QDQ, or give the fp32 model" if others else ""),

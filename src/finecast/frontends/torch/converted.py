@@ -155,7 +155,8 @@ class ConvertedModule(GraphModule):
         if mode and not self.training:
             warnings.warn(
                 "a converted module computes as in evaluation mode, in train() too: dropout"
-                " and batch norms stay as they were captured; to train with low formats, use"
+                " and batch norms stay as they were captured; to train in reduced precision,"
+                " use"
                 " finecast.torch.compile",
                 stacklevel=2,
             )

@@ -74,8 +74,8 @@ const asked = (found && found.conditions) || {};
 // Whether what did not pass meets the limit on all data, so that it lacks a certificate alone.
 const uncertified = (metric) => Boolean(asked.confidence) && isNumber(asked.target_metric) && isNumber(metric)
   && (asked.higher_is_better === false ? metric <= asked.target_metric : metric >= asked.target_metric);
-const accuracy = !isNumber(asked.target_metric) ? "the accuracy asked for"
-  : `the accuracy asked for (${found.metric} ${asked.higher_is_better === false ? "≤" : "≥"} ${digits(asked.target_metric, 6)})`;
+const accuracy = !isNumber(asked.target_metric) ? "your limit"
+  : `your limit (${found.metric} ${asked.higher_is_better === false ? "≤" : "≥"} ${digits(asked.target_metric, 6)})`;
 
 // Milliseconds of each op in a model: of a kernel the main op has all; else as plans were chosen by.
 const mainOf = { fp32: new Map(), tuned: new Map() };

@@ -4,9 +4,9 @@
 
 const SECTIONS = [
   ["plans", "All plans", () => found && found.candidates && plansSection()],
-  ["limits", "What limits precision", limitsSection],
+  ["limits", "Which ops cost accuracy", limitsSection],
   ["repairs", "Repaired in place of fp32", repairsSection],
-  ["blame", "Which ops cost a low model its accuracy", blameSection],
+  ["blame", "Ops that make the other model lose accuracy", blameSection],
   ["diff", "What changed", diffSection],
   ["time", "Where the time goes", timeSection],
   ["choices", "What each choice saved and cost", choicesSection],
@@ -23,6 +23,7 @@ const table = (heads, rows, numbers = []) => el("div", { class: "scroll", tabind
   el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: numbers.includes(i) ? "n" : null }, cell)))))));
 
 function header() {
+  const answers = data.summary.answers || []; // reports of earlier releases have none
   const tile = (name, value, note) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, note) : null));
   const counts = Object.entries(data.plan.counts).map(([type, n]) => [chip(type), ` ${n} `]);
   const ran = {};
@@ -32,7 +33,7 @@ function header() {
   if (found && found.baseline) {
     const improved = found.verdict === "improved", [a, b] = [found.baseline, found.tuned];
     tiles.unshift(
-      tile("speed", times(improved ? found.speedup : 1), found.target ? `modelled for ${found.target}` : "measured in a race: the models run in turns"),
+      tile("speed", times(improved ? found.speedup : 1), found.target ? `modelled for ${found.target}` : "measured: the models run in turns"),
       tile("time of a call", ms(b.latency_ms), `fp32 ${ms(a.latency_ms)}`),
       tile(found.metric, digits(b.metric, 6), `fp32 ${digits(a.metric, 6)}${isNumber(asked.target_metric) ? `, asked for ${asked.higher_is_better === false ? "≤" : "≥"} ${digits(asked.target_metric, 6)}` : ""}`),
       tile("size", megabytes(b.size_bytes), `fp32 ${megabytes(a.size_bytes)}`));
@@ -41,7 +42,7 @@ function header() {
   }
   if (data.machine) tiles.push(tile("machine", data.machine.cpu || "not known", `${count(data.machine.cores || 0, "core")}, ${data.plan.engine} ${(data.machine.libraries || {})[data.plan.engine] || ""}`));
   fill(document.getElementById("top"), {}, [
-    el("h1", {}, data.model.name), el("p", { class: "verdict" }, micro(data.summary.verdict)),
+    el("h1", {}, data.model.name), (answers.length ? answers : [data.summary.verdict]).map((text) => el("p", { class: "verdict" }, micro(text))),
     (asked.timing_notes || []).map((note) => el("p", { class: "warn" }, "Warning: ", note, ".")),
     conditions(), el("dl", { class: "tiles" }, tiles)]);
 }
@@ -63,16 +64,16 @@ function plansSection() {
   const races = plans.some((p) => p.last);
   const kinds = Object.entries(WORDS).filter(([kind]) => plans.some((p) => p.kind === kind));
   const rows = [...plans].sort((a, b) => (b.gain || 0) - (a.gain || 0)).map((p) => [
-    p.chosen ? el("strong", {}, p.name + " (chosen)") : p.name, [times(p.gain), races && !p.last ? el("small", {}, " first race") : ""], ms(p.ms), percent(p.error) + (p.measured ? "" : " predicted"), digits(p.metric, 6),
+    p.chosen ? el("strong", {}, p.name + " (chosen)") : p.name, [times(p.gain), races && !p.last ? el("small", {}, " first benchmark") : ""], ms(p.ms), percent(p.error) + (p.measured ? "" : " predicted"), digits(p.metric, 6),
     el("span", { class: p.kind === "passed" ? "good" : ["failed", "uncertified"].includes(p.kind) ? "bad" : "soft" }, WORDS[p.kind]), p.changes ? count(p.changes, "op") : "–"]);
   const anchors = found.anchors.map((a) => [a.name, times(found.baseline.latency_ms / a.latency_ms), ms(a.latency_ms), "–", digits(a.metric, 6), WORDS[a.passed ? "passed" : uncertified(a.metric) ? "uncertified" : "failed"], "–"]);
   const fp32 = [[FP32, times(1), ms(found.baseline.latency_ms), percent(0), digits(found.baseline.metric, 6), "the model as given", "–"]];
   return [
-    el("p", {}, `A plan has to keep ${accuracy} on all data.`), el("p", {}, data.summary.next_faster),
+    el("p", {}, `A plan has to stay within ${accuracy} on all data.`), el("p", {}, data.summary.next_faster),
     el("figure", {}, frontierChart(plans), el("figcaption", {}, "Each dot is a plan: the further up, the faster; the further left, the more exact. ",
       kinds.map(([kind, words]) => { const colour = { timed: "Grey", passed: "Green", failed: "Red", uncertified: "Red" }[kind]; return `${colour}: ${words}. `; }),
-      "The ring is what was chosen, the dashed line what was predicted. A dotted line is the fp32 model under the engine's own precision hint, a setting by which it lowers ops as it sees fit, without a plan.",
-      races ? " In a race models run in turns, call by call. Plans of the last race stand at what that race measured. All others were in the first race alone, and stand as far from the chosen plan as they were there." : "",
+      "The ring is what was chosen, the dashed line what was predicted. A dotted line is the fp32 model under the engine's own precision hint, a setting by which it chooses reduced precision by itself, without a plan.",
+      races ? " In a benchmark models run in turns, call by call. Plans of the final benchmark stand at what that measured. All others were in the first one alone, and stand as far from the chosen plan as they were there." : "",
       plans.some((p) => /^(plan|step) \d/.test(p.name)) ? " Plans are numbered by predictions, from the most exact plan to the fastest: measured errors and times may have another order." : "")),
     el("details", {}, el("summary", {}, `The same as a table: ${count(plans.length, "plan")}${anchors.length ? ", and " + found.anchors.map((a) => a.name).join(", ") : ""}`),
       table(["plan", found.objective === "latency" ? "speed" : "gain", "a call", "output error", found.metric, "on all data", "differs in"], [...fp32, ...rows, ...anchors], [1, 2, 4]))];
@@ -133,7 +134,7 @@ function blameSection() {
   const first = blame.first_wrong;
   const moved = (n) => `, with ${count(n, "op")} that only ${n === 1 ? "moves" : "move"} its result`;
   const culprit = (one) => el("li", {}, known(one.node), " ", chip(one.format), one.moved.length ? moved(one.moved.length) : null,
-    `: low by itself it makes an error of ${percent(one.error_alone)} of the output. ${one.reasons.join("; ")}. `, one.source ? el("code", {}, one.source) : null);
+    `: by itself in reduced precision it makes an error of ${percent(one.error_alone)} of the output. ${one.reasons.join("; ")}. `, one.source ? el("code", {}, one.source) : null);
   return [el("p", {}, el("strong", {}, blame.low), ": ", verdict),
     blame.culprits.length ? el("p", { class: "soft" }, "These are the fewest ops found whose return to fp32 restores it, confirmed by runs.") : null,
     el("ol", {}, blame.culprits.slice(0, MOST_ROWS).map(culprit)), rest(blame.culprits.length),
@@ -149,7 +150,7 @@ function diffSection() {
   const sentence = (text) => el("li", {}, text);
   const name = (r) => (r.after || r.before).node;
   const types = (r) => [...new Set([r.before, r.after].filter(Boolean).map((s) => s.format))];
-  const why = (r) => { const one = r.after || r.before; return one.why && r.changes.some((c) => ["type", "lost its reason", "reason", "new"].includes(c)) ? micro(one.why) : ""; };
+  const why = (r) => { const one = r.after || r.before; return one.why && r.changes.some((c) => ["type", "lost its reason", "new"].includes(c)) ? micro(one.why) : ""; };
   const was = (r) => (r.before && r.after && r.before.node !== r.after.node ? ` (was ${r.before.node})` : "");
   const parts = [el("p", {}, `Compared with ${diff.before}:`), el("ul", {}, diff.summary.map(sentence))];
   if (!diff.ops.length) return parts;
@@ -179,7 +180,7 @@ function timeSection() {
   const timed = asked.timed || [];
   const profiled = !data.kernels.fp32 ? "Widths are the times that plans were chosen by; casts are not among them." : [
     `Widths are times of kernels, from a few runs of a profile on the inputs of one call${timed.length ? ` (${feeds(timed[0])})` : ""}. A kernel's time stands at its main op, the one with the most operations, though the engine may have fused others into it. Colours are the types of the chosen plan, in the picture of fp32, too. `,
-    found && found.baseline ? [`They add up to ${models.map((m) => `${total(m)} (${m})`).join(" and ")}. In the races a call took ${ms(found.baseline.latency_ms)} (fp32) and ${ms(found.tuned.latency_ms)} (tuned)`, timed.length > 1 ? ` for ${timed.length} inputs one after another` : "", ": that counts the time between kernels, too, and all waits for other processes."] : ""];
+    found && found.baseline ? [`They add up to ${models.map((m) => `${total(m)} (${m})`).join(" and ")}. In the benchmarks a call took ${ms(found.baseline.latency_ms)} (fp32) and ${ms(found.tuned.latency_ms)} (tuned)`, timed.length > 1 ? ` for ${timed.length} inputs one after another` : "", ": that counts the time between kernels, too, and all waits for other processes."] : ""];
   const pictures = el("div"), crumbs = el("p", { "aria-live": "polite" });
   const walkTo = (tree) => path.reduce((at, name) => (at && at.inner.get(name)) || at, tree);
   function draw(focus) {
@@ -226,7 +227,7 @@ function choicesSection() {
       { key: "by", name: "decided by", width: "minmax(4rem, 1fr)", wide: true, of: (r) => r.unit.by, show: (r) => r.unit.by },
     ],
   });
-  return [el("p", { class: "soft" }, "Each row compares a low format with fp32 for the ops of one kernel, all others as they were chosen: the time that it saves, what its casts cost, and how much it adds to the error of the output. Times are those that the plan was chosen by; the profile of the result may differ. For ops that stay in fp32 it is the format that would gain most. The last column says what decided; “plan” stands for a plan that lowers every op that may be."), grid.box];
+  return [el("p", { class: "soft" }, "Each row compares a reduced format with fp32 for the ops of one kernel, all others as they were chosen: the time that it saves, what its casts cost, and how much it adds to the error of the output. Times are those that the plan was chosen by; the profile of the result may differ. For ops that stay in fp32 it is the format that would gain most. The last column says what decided; “plan” stands for a plan that lowers every op that may be."), grid.box];
 }
 
 function valuesSection() {
