@@ -76,7 +76,7 @@ OF_PLUGINS = ["tensorflow"] if "tensorflow" in ENGINES else []
         ({"data": {"x": [[1.0], [1.0, 2.0]]}}, "a list in the data is no array: .*inhomogen"),
         ({"policy": 3}, "3 is no policy"),
         ({"policy": "bf16"}, "'bf16' is a format, and a scope is expected .*write all:bf16"),
-        ({"target": "h100"}, "unknown target 'h100': did you mean sm90"),
+        ({"target": "h101"}, "unknown target 'h101': did you mean h100"),
         ({"tolerance": 0.1, "max_drop": 0.2}, "give one of tolerance, max_drop and keep"),
         ({"data": 7}, "data of type int is not iterable"),
         ({"calib": five}, "returns int, and arrays by the names of the inputs are needed"),

@@ -28,6 +28,8 @@ from finecast.native.engine_subject import EngineSubject
 from finecast.native.subject import Built, Origin
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
+from finecast.planning.problem import Proposal
+from finecast.tuning.loop import Loop
 from finecast.tuning.measuring import Racing
 from finecast.tuning.workers import WorkerExecutor
 
@@ -179,3 +181,13 @@ def _state_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs.KernelTimes, "_measure", measure)
     monkeypatch.setattr(costs, "_seen", {})
     monkeypatch.setattr(TorchSubject, "times", _stated_race(TorchSubject.times))
+
+
+def race_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All plans that are known race in each race, whatever times are predicted of them."""
+    race = Loop.race
+
+    def together(self: Loop, plans: Sequence[Proposal]) -> str:
+        return race(self, [*plans, *self.pool.values()])
+
+    monkeypatch.setattr(Loop, "race", together)

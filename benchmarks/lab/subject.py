@@ -96,6 +96,11 @@ class SimulatedWorkload(Workload):
         return True
 
     @property
+    def order(self) -> int:
+        """As the metrics of that name have it."""
+        return 2 if self.simulation.net.metric == "cosine" else 1
+
+    @property
     def digest(self) -> str:
         """The net's name."""
         return self.simulation.net.key.name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -29,11 +28,11 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.problem import Proposal
 from finecast.rules.policy import Policy
-from finecast.tuning import tune as tuning
 from finecast.tuning.hint import with_hinted_errors
 from tests.cli.conftest import Answer
 from tests.frontends.test_openvino_marks import FEEDS, convolutions, needs_hint
 from tests.kernels import computes_bf16, skip_without_int8
+from tests.times import race_all
 
 Finecast = Callable[..., Answer]
 BF16 = ["--auto-cast", "all", "--auto-cast-type", "bf16"]
@@ -215,8 +214,7 @@ def test_tune_tries_codes_over_the_hint(
 
     monkeypatch.setattr(EngineSubject, "times", times)
     # All plans race: predicted times of so small a net are noise, and would leave some out.
-    monkeypatch.setattr(tuning, "_NEARLY_AS_FAST", math.inf)
-    monkeypatch.setattr(tuning, "as_fast_as_finer", lambda steps: [])
+    race_all(monkeypatch)
     result = api.tune(
         ir,
         tmp_path / "low.xml",

@@ -152,7 +152,7 @@ def test_weights_alone_on_devices_that_widen_them(
     assert seen["cast_ops"] == 2
     found = finecast("tune", given, "-o", out, *device, *kept).json
     assert found["verdict"] == "improved", found["why"]
-    assert found["ops"]["int8_weights"] == 1  # the small product's time is not that of reading
+    assert found["ops"]["int8_weights"] >= 1
     assert 0 < found["relative_error"]["measured"] < 2 * seen["output_error"]
     again = net.with_name(f"again{suffix}")
     made = finecast(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from finecast.planning.proposing import propose
 from finecast.rules.policy import Policy
 from finecast.tuning.result import Result
 from tests.frontends.tools import parse, tensor
+from tests.times import race_all
 
 RNG = np.random.default_rng(0)
 WIDTH = 16
@@ -197,7 +198,10 @@ def test_what_the_hint_lowers_races_late_if_the_hint_turns_out_faster(
         return [p for p in propose(*given, **named) if p.plan.formats != CHOSEN]
 
     monkeypatch.setattr("finecast.tuning.tune.propose", others)
-    monkeypatch.setattr("finecast.tuning.tune.predicted_cost", lambda *_: 1e9)
+    # Of plans without a predicted time this is what is predicted.
+    monkeypatch.setattr(
+        "finecast.tuning.belief.evaluate", lambda *_: SimpleNamespace(time_s=1e9)
+    )
     monkeypatch.setattr(EngineSubject, "times", times)
     outcome = tuned(tmp_path)
     raced = [one.plan.formats for one in outcome.findings.candidates]
@@ -218,7 +222,7 @@ def test_tune_tries_the_choice_and_shows_the_hint(
 
     monkeypatch.setattr(OnnxModel, "build", build)
     # Whatever is predicted for so small a net, all plans are timed.
-    monkeypatch.setattr("finecast.tuning.tune._NEARLY_AS_FAST", math.inf)
+    race_all(monkeypatch)
     outcome = tuned(tmp_path)
     assert CHOSEN in built
     anchor = outcome.anchors[0]

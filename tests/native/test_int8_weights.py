@@ -137,7 +137,9 @@ NAMES = {"table": ("rows", 0), "w0": ("inner", 1), "w3": ("last", 1)}
 
 
 def at(plan: Plan, place: tuple[str, int]) -> Scaled:
-    return plan.encodings[place[0]].constants[place[1]]
+    encoding = plan.encodings[place[0]].constants[place[1]]
+    assert isinstance(encoding, Scaled)
+    return encoding
 
 
 def planned(net: Path, policy: str = "all:int8_weights") -> Plan:

@@ -121,7 +121,7 @@ def test_the_advice_to_take_it_to_fp32_can_be_followed(quantized: Path) -> None:
     assert advised == (quantized.stem == "qdq")
     if not advised:
         with pytest.raises(
-            UsageError, match=r"ops on codes: .*quantize with QuantFormat\.QDQ"
+            UsageError, match=r"ops on quantized integers: .*quantize with QuantFormat\.QDQ"
         ):
             api.convert(quantized, policy="all:bf16", from_type="int8")
 

@@ -57,6 +57,7 @@ def test_values_are_fitted_as_a_whole_and_weights_by_channel(toy: Format) -> Non
     found = calibrated(product(weight), _only(product(weight)), toy, {0: ValueFacts.of(X)})
     x, w = found.operands[0], found.constants[1]
     assert isinstance(x, Scaled)
+    assert isinstance(w, Scaled)
     assert x.axis is None
     assert x.range == pytest.approx((-1, 3), abs=x.scale[0])
     assert (w.axis, w.zero_point) == (1, 0)
@@ -93,6 +94,7 @@ def test_only_channels_of_results_have_scales_of_their_own(
     weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     graph = product(weight, op)
     found = calibrated(graph, _only(graph), toy, {0: ValueFacts.of(X)}).constants[1]
+    assert isinstance(found, Scaled)
     assert found.axis == axis
     assert len(found.scale) == (1 if axis is None else shape[axis])
 

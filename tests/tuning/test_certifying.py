@@ -105,7 +105,7 @@ def test_the_half_that_certifies_leads_no_search() -> None:
         made = trials({"a": score(right)}, [candidate("a", 0.5, 1.0)])
         made.baseline, made.certifier = score(RIGHT), of
         made.budget = Budget(goal=Goal(criterion=criterion))
-        assert not made.passes(candidate("a", 0.5, 1.0))
+        assert not made.has_passed(candidate("a", 0.5, 1.0))
         found.append(made.allowed_error())
     assert found[0] == found[1] is not None
 

@@ -63,7 +63,7 @@ def test_no_plan_loses_in_one_call_for_the_other_unasked(
         batch=4,
         **BY_KLD,
     )
-    told = "a step takes 1.5 of what fp32 takes"
+    told = "a step runs at x0.67 of fp32's speed"
     assert result.improved == (objective == "first_token")
     if objective == "first_token":
         assert result.gain == 2.0
@@ -188,8 +188,8 @@ def test_the_format_of_a_kv_cache_is_part_of_the_plan(
     assert "KV cache kept in int8" in str(
         finecast.explain(decoder.stateful(), plan=result.plan)
     )
-    (said, *_) = finecast.report(out.with_name("low.xml.plan.json")).lines
-    assert "(KV cache kept in int8)" in said
+    said = finecast.report(out.with_name("low.xml.plan.json")).lines
+    assert any("KV cache kept in int8" in line for line in said)
     fp32 = finecast.diff(replace(result.plan, kv_cache=Format.FP32), result.plan)
     assert fp32.summary[1:] == ["only after: KV cache kept in int8"]
     step = objective != "latency"

@@ -12,7 +12,7 @@ from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.tuning.conclusion import beside_no_gain, last_race
 from finecast.tuning.measuring import Measurements
 from finecast.tuning.search import Candidate
-from tests.tuning.test_trials import candidate, trials
+from tests.tuning.test_trials import candidate
 
 FAST, FINE = candidate("fast", 0.5, 4.0, 0.1), candidate("fine", 0.53, 1.0, 0.1)
 CALM, BUSY = (0.0,) * 9, (-0.08, -0.06, -0.04, -0.02, 0.0, 0.02, 0.04, 0.06, 0.08)
@@ -67,7 +67,6 @@ def test_a_more_accurate_plan_is_taken_until_it_is_known_to_be_slower(
     monkeypatch: pytest.MonkeyPatch, slower: float, noise: Sequence[float], taken: str
 ) -> None:
     candidates = [FAST, FINE]
-    made = trials({"fast": 0.95}, candidates)
     measured = raced(monkeypatch, slower, noise)
 
     def race(racing: Sequence[Candidate]) -> Measurements:
@@ -78,8 +77,7 @@ def test_a_more_accurate_plan_is_taken_until_it_is_known_to_be_slower(
         FAST,
         candidates,
         fp32=1.0,
-        trials=made,
-        evaluate=lambda _: 0.95,
+        min_speedup=1.02,
         race=race,
         error=lambda c: c.error,
     )
@@ -98,8 +96,7 @@ def test_errors_are_measured_of_plans_that_nearly_tie(
         FAST,
         candidates,
         fp32=1.0,
-        trials=trials({"fast": 0.95}, candidates),
-        evaluate=lambda _: 0.95,
+        min_speedup=1.02,
         race=lambda _: measured,
         error=lambda c: {"fast": 0.9, "fine": fine}[c.name],
     )

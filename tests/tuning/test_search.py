@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,9 +15,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.problem import Proposal
 from finecast.tuning.search import (
     Candidate,
-    as_fast_as_finer,
     chain,
-    fastest_passing,
     none_passes,
     rivals,
     worth_timing,
@@ -94,139 +90,21 @@ def test_what_beats_nothing_is_dropped() -> None:
     assert [c.name for c in found] == ["a", "b"]
 
 
-@given(st.integers(0, 40), st.integers(0, 41))
-def test_finds_the_fastest_that_passes(count: int, first: int) -> None:
-    chained = [candidate(str(i), 1.04**i, float(count - i)) for i in range(count)]
-    tried: list[int] = []
-
-    def passes(one: Candidate) -> bool:
-        tried.append(int(one.name))
-        return int(one.name) >= first
-
-    found = fastest_passing(chained, passes)
-    assert (found is None) == (first >= count)
-    assert found is None or found is chained[first]
-    assert len(tried) == len(set(tried))
-    assert len(tried) <= (1 + math.ceil(math.log2(count)) if count else 0)
-
-
-@given(st.integers(1, 30), st.integers(0, 30))
-def test_of_those_as_fast_as_the_fastest_the_most_accurate_that_passes(
-    count: int, first: int
-) -> None:
-    """In steps of 1% two more are within 3%."""
-    chained = [candidate(str(i), 1.01**i, float(count - i)) for i in range(count)]
-    found = fastest_passing(chained, lambda one: int(one.name) >= first)
-    assert found is (None if first >= count else chained[min(first + 2, count - 1)])
-
-
-def test_one_as_fast_that_misses_is_not_taken() -> None:
-    chained = [candidate(str(i), 1.01**i, float(3 - i)) for i in range(3)]
-    found = fastest_passing(chained, lambda one: one.name == "0")
-    assert found is chained[0]
-
-
-@given(st.integers(1, 40), st.integers(0, 41), st.integers(0, 6))
-def test_a_budget_is_kept(count: int, first: int, most: int) -> None:
-    chained = [candidate(str(i), 1.04**i, float(count - i)) for i in range(count)]
-    tried: list[int] = []
-
-    def passes(one: Candidate) -> bool:
-        tried.append(int(one.name))
-        return int(one.name) >= first
-
-    found = fastest_passing(chained, passes, lambda _: len(tried) < most)
-    assert len(tried) <= most
-    passed = [i for i in tried if i >= first]
-    assert (found is None) == (not passed)
-    assert found is None or int(found.name) == min(passed)
-
-
-@given(st.integers(1, 40), st.integers(0, 41), st.data())
-def test_wherever_it_is_aimed_it_takes_two_more_than_halving_at_most(
-    count: int, first: int, data: st.DataObject
-) -> None:
-    chained = [candidate(str(i), 1.04**i, float(count - i)) for i in range(count)]
-    tried: list[int] = []
-
-    def passes(one: Candidate) -> bool:
-        tried.append(int(one.name))
-        return int(one.name) >= first
-
-    aims = st.none() | st.integers(0, count - 1)
-    found = fastest_passing(chained, passes, aim=lambda _: data.draw(aims))
-    assert found is (None if first >= count else chained[first])
-    assert len(tried) == len(set(tried)) <= 3 + math.ceil(math.log2(count))
-
-
-def test_a_good_aim_saves_evaluations() -> None:
-    chained = [candidate(str(i), 1.04**i, float(10 - i)) for i in range(10)]
-    tried: list[int] = []
-
-    def passes(one: Candidate) -> bool:
-        tried.append(int(one.name))
-        return int(one.name) >= 5
-
-    near = iter([5, 4])
-    assert fastest_passing(chained, passes, aim=lambda _: next(near, None)) is chained[5]
-    assert tried == [5, 4]
-
-
-@given(st.lists(st.booleans(), max_size=20))
-def test_what_is_returned_was_evaluated_and_passed(answers: list[bool]) -> None:
-    chained = [
-        candidate(str(i), 1.0 + i, float(len(answers) - i)) for i in range(len(answers))
-    ]
-    passed: list[str] = []
-
-    def passes(one: Candidate) -> bool:
-        if answers[int(one.name)]:
-            passed.append(one.name)
-        return answers[int(one.name)]
-
-    found = fastest_passing(chained, passes)
-    assert found is None or found.name in passed
-
-
-@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.json")), ids=lambda p: p.stem)
-def test_replay_of_recorded_measurements(path: Path) -> None:
-    """On what a real machine measured: near the best choice, in few evaluations."""
-    recorded = json.loads(path.read_text())
-    metric = {c["name"]: float(c["metric"]) for c in recorded["candidates"]}
-    candidates = [
-        candidate(c["name"], c["latency_s"], c["error"]) for c in recorded["candidates"]
-    ]
-    target = recorded["baseline"]["metric"] - recorded["tolerance"]
-    tried: list[str] = []
-
-    def passes(one: Candidate) -> bool:
-        tried.append(one.name)
-        return metric[one.name] >= target
-
-    chained = chain(candidates, recorded["baseline"]["latency_s"])
-    found = fastest_passing(chained, passes)
-    best = min((c.latency_s for c in candidates if metric[c.name] >= target), default=math.inf)
-    assert found is not None
-    assert found.latency_s <= best * SAME
-    assert len(tried) <= recorded["evaluations_at_most"]
-
-
 def test_of_costs_that_are_known_there_is_no_rival() -> None:
     fastest = candidate("fastest", 1.0, 5.0)
     others = [candidate(str(t), t / 100, e) for t in range(90, 120) for e in (1.0, 9.0)]
     slower = [c for c in others if c.cost >= 1.0 / SAME or c.error < 5.0]
-    assert rivals(slower, fastest, math.inf) == []
+    assert rivals(slower, fastest) == []
 
 
 @pytest.mark.parametrize(
     ("cost", "error", "may_be_better"),
     [
         (1.06, 1.0, True),  # may be as fast, and is more accurate
-        (1.01, 1.0, False),  # is taken to be as fast, and was tried for that
+        (1.01, 1.0, True),
         (1.15, 1.0, False),  # surely slower
         (1.02, 7.0, True),  # may be faster by more than matters
         (1.09, 7.0, False),
-        (1.02, 9.0, False),  # errs as much as one that failed
     ],
 )
 def test_what_may_be_better_is_a_rival(
@@ -237,7 +115,7 @@ def test_what_may_be_better_is_a_rival(
         replace(candidate(name, c, e), spread=0.03)
         for name, c, e in (("fastest", 1.0, 5.0), ("other", cost, error))
     )
-    assert rivals([other], fastest, 9.0) == ([other] if may_be_better else [])
+    assert rivals([other], fastest) == ([other] if may_be_better else [])
 
 
 def test_what_is_predicted_to_gain_too_little_is_not_timed() -> None:
@@ -248,18 +126,6 @@ def test_what_is_predicted_to_gain_too_little_is_not_timed() -> None:
     assert [p.time_s for p in worth_timing(steps)] == [0.985, 0.6]
     assert [p.time_s for p in worth_timing(steps, 2.0)] == [0.6]
     assert worth_timing([]) == []
-
-
-@given(st.lists(st.tuples(st.integers(900, 1100), st.integers(0, 20)), max_size=12))
-def test_a_step_that_waits_gains_a_percent_at_most(drawn: list[tuple[int, int]]) -> None:
-    """A more accurate one races; of those that race none gains so little over another."""
-    steps = [Proposal(name="", plan=PLAN, time_s=t / 1000, error=e) for t, e in drawn]
-    waiting = as_fast_as_finer(steps)
-    racing = [p for p in steps if not any(p is w for w in waiting)]
-    for one in waiting:
-        assert any(p.error <= one.error and p.time_s <= 1.01 * one.time_s for p in racing)
-    for fine, coarse in pairwise(sorted(racing, key=lambda p: p.error)):
-        assert fine.time_s > 1.01 * coarse.time_s
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:set torch._inductor.config.freezing"),
     pytest.mark.filterwarnings("ignore:times are those of modules compiled"),
+    pytest.mark.filterwarnings("ignore:.*no speed is gained here"),
 ]
 
 FP32 = {"weight": {"dtype": ["fp32"]}, "activation": {"dtype": ["fp32"]}}

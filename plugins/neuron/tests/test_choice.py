@@ -125,7 +125,7 @@ def test_what_touches_numbers_reaches_the_device() -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("--auto-cast-type tf32", ("tf32", "--target", "(inf2, sm100, sm80", "bf16")),
+        ("--auto-cast-type tf32", ("tf32", "--target", "(inf2, sm100, sm120, sm80", "bf16")),
         ("--auto-cast all --auto-cast-type tf32", ("tf32", "--target", "trn1")),
         ("--target amx --auto-cast-type tf32", ("tf32", "--target amx", "trn1")),
         ("--target sm75 --auto-cast all --auto-cast-type tf32", ("tf32", "--target sm75")),

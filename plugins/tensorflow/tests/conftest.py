@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from finecast.native.subject import Built  # noqa: E402
 from finecast.numbers.formats import Format  # noqa: E402
 from finecast.planning.plan import Plan  # noqa: E402
 from plugins.tensorflow.tests.models import Model, of_function  # noqa: E402
+from tests.times import race_all  # noqa: E402
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def bf16_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(engine_subject.EngineSubject, "times", times)
     # Predicted times are those of this machine's kernels: no plan is left out for them.
-    monkeypatch.setattr("finecast.tuning.tune._NEARLY_AS_FAST", math.inf)
+    race_all(monkeypatch)
     monkeypatch.setattr(
         engine_subject, "speed_of", lambda *_: Speed(gains=True, text="stated")
     )

@@ -109,7 +109,8 @@ class Metric:
     says that of an output of free length it is which rows are there, and not their numbers.
     ``of_classes`` says that labels are the numbers of classes. Of a metric of scores
     ``beside`` makes the accumulators of what lies beside them, as boxes and class numbers;
-    what it lacks is left to the error of the output.
+    what it lacks is left to the error of the output. A small loss grows with the ``order``-th
+    power of the output's error.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Metric:
     beside: Mapping[Held, Callable[[], Accumulator]] = field(
         default_factory=dict[Held, Callable[[], Accumulator]]
     )
+    order: int = 1
 
     @property
     def each_output(self) -> bool:
@@ -180,6 +182,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             name="cosine",
             start=Cosine,
+            order=2,
             reads=Reads.NUMBERS,
             needs_reference=True,
             ideal=1.0,
@@ -217,6 +220,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             name="kld",
             start=Divergence,
+            order=2,
             reads=Reads.SCORES,
             needs_reference=True,
             higher_is_better=False,
@@ -293,6 +297,10 @@ class Score(float):
         return Score, (float(self), *known)
 
 
+# Shares of samples are equal within this.
+_ROUND_OFF: Final = 1e-9
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLoss:
     """What a model is expected to lose on other data of the same kind.
@@ -326,6 +334,29 @@ def expected_loss(exact: float, low: float) -> ExpectedLoss | None:
         return None
     loss, deviation = margins.loss(float(exact) - float(low))
     return ExpectedLoss(loss=loss, deviation=deviation)
+
+
+def at_scale(exact: float, low: float, scale: float) -> Score | None:
+    """The score of a model that moves each margin ``scale`` times as far as another one does.
+
+    Args:
+        exact: The fp32 model's score.
+        low: The other model's, on the same data.
+        scale: Which multiple of the moves.
+
+    Returns:
+        None where the metric is not the share of samples whose margin is above 0.
+    """
+    if not isinstance(exact, Score) or not isinstance(low, Score) or not low.margins:
+        return None
+    name = next(iter(low.margins))
+    moved, still = low.margins[name], exact.margins.get(name)
+    if still is None or len(still) != len(moved) or abs((moved > 0).mean() - low) > _ROUND_OFF:
+        return None
+    known = np.isfinite(still) & np.isfinite(moved)
+    margins = moved.copy()
+    margins[known] = still[known] + scale * (moved[known] - still[known])
+    return Score(float((margins > 0).mean()), margins={name: margins})
 
 
 def by_output(value: float) -> dict[str, float]:

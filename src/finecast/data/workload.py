@@ -210,6 +210,11 @@ class Workload(ABC):
         """The metric's worst value, where it has one."""
         return None
 
+    @property
+    def order(self) -> int:
+        """The power of the output's error that a small loss of the metric grows with."""
+        return 1
+
     @abstractmethod
     def evaluate(self, session: Session, reference: Session | None) -> float:
         """The metric of ``session`` over all data; a ``Score`` tells it by output.
@@ -316,6 +321,11 @@ class DataWorkload(Workload):
     def worst(self) -> float | None:
         """The worst value of the metric."""
         return self.metric.worst
+
+    @property
+    def order(self) -> int:
+        """The order of the metric."""
+        return self.metric.order
 
     @property
     def higher_is_better(self) -> bool:

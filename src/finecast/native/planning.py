@@ -140,7 +140,8 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
 
 def _in_place_of(fmt: Format, engine: Engine, prepared: PreparedModel) -> str:
     """Formats that ``engine`` runs in place of one of codes, as advice: ``bf16, or ``."""
-    codes = (f for f in Format if f.has_scales and f.bits == fmt.bits and f in prepared.states)
+    stated = (f for f in Format if f in prepared.states and f.blocks is None)
+    codes = (f for f in stated if f.has_scales and f.bits == fmt.bits)
     alike = close_names(fmt.label, [f.label for f in codes if f is not fmt])
     floats = [f.label for f in (Format.BF16, Format.FP16) if f in prepared.states]
     capabilities = {

@@ -19,7 +19,7 @@ from finecast.numbers.formats import Format
 from finecast.ops.flops import Shapes, is_view, resolve_shape
 from finecast.ops.patterns import stays_inside
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis, Priced, Stored, as_it_is
+from finecast.planning.problem import Analysis, Priced, Widened, as_it_is
 from finecast.rules import Permission
 from finecast.solver.assignment import Ints
 
@@ -56,7 +56,7 @@ def peak_bytes(
     shapes: Shapes,
     kernels: Mapping[int, int],
     constants_bytes: int,
-    stored: Stored = as_it_is,
+    stored: Widened = as_it_is,
 ) -> int:
     """The estimate, in bytes.
 
@@ -87,7 +87,7 @@ def rest_in_memory(
     formats: Mapping[int, Format],
     shapes: Shapes,
     kernels: Mapping[int, int],
-    stored: Stored = as_it_is,
+    stored: Widened = as_it_is,
 ) -> list[Resting]:
     """The lifetimes of all values, and of their copies cast to the formats of readers.
 
@@ -112,7 +112,7 @@ def _copies(
     elements: int,
     formats: Mapping[int, Format],
     last: int,
-    stored: Stored,
+    stored: Widened,
 ) -> Iterator[Resting]:
     producer, own = value.producer, value.format or Format.FP32
     resting = stored(own)

@@ -32,7 +32,7 @@ NodeTime = Callable[[Node, Format], float]
 # Seconds by unit in each format, fp32 first.
 Times = Mapping[Format, NDArray[np.float64]]
 # The format in which numbers of a format rest in memory while a model runs.
-Stored = Callable[[Format], Format]
+Widened = Callable[[Format], Format]
 # Cost of the copy of a constant that ops in a format read.
 ConstantCost = Callable[[Value, Format], float]
 
@@ -97,7 +97,7 @@ def unit_times(graph: Graph, units: Units, cost: CostModel, fmt: Format) -> Floa
 
 
 def as_it_is(fmt: Format) -> Format:
-    """``Stored`` of a device that widens no format."""
+    """``Widened`` of a device that widens no format."""
     return fmt
 
 
@@ -133,7 +133,7 @@ class Analysis:
     shapes: Shapes = field(default_factory=dict[int, Shape])
     priced: Priced = Priced.TIME
     constant_cost: ConstantCost | None = None
-    stored: Stored = as_it_is
+    stored: Widened = as_it_is
     node_time: NodeTime | None = None
 
     def together(self, errors: Iterable[float]) -> float:

@@ -68,14 +68,19 @@ def _decisions(found: Mapping[str, Any] | None) -> list[str]:
     return [f"{text}." for text in changed[:_MOST_DECISIONS]]
 
 
-def _verdict(content: Mapping[str, Any]) -> str:
-    result, counts = content["result"], content["plan"]["counts"]
+def _ops(content: Mapping[str, Any]) -> str:
+    """How many ops have a lower format, and what the plan says of ports and a KV cache."""
+    counts = content["plan"]["counts"]
     low = {label: count for label, count in counts.items() if label != _FP32}
     total = sum(counts.values())
     declared = "; ".join(content["plan"].get("declared", ()))
     named = f"in {' or '.join(low)}" if low else "in a lower format"
     ops = f"{sum(low.values())} of {number_of(total, 'op')} {named}"
-    ops += f" ({declared})" if declared else ""
+    return f"{ops} ({declared})" if declared else ops
+
+
+def _verdict(content: Mapping[str, Any]) -> str:
+    result, ops = content["result"], _ops(content)
     if result is None or "baseline" not in result:
         told = "Its speed and accuracy are in the study of its run, which is not beside it."
         return f"This plan has {ops}. {told}"
@@ -112,7 +117,8 @@ def _speed(content: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     where += f" in {engine}" if engine and not result.get("target") else ""
     return (
         f"A call takes {_ms(after['latency_ms'])} instead of {_ms(before['latency_ms'])}:"
-        f" {result['speedup']:.2f} times as fast, {where}."
+        f" {result['speedup']:.2f} times as fast, {where}, {_counted(result)}with"
+        f" {_ops(content)}."
     )
 
 

@@ -29,7 +29,6 @@ from torch.export import ExportedProgram
 from finecast import api
 from finecast.arguments import checked
 from finecast.calls import checks
-from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.rates import wait_for
 from finecast.engines.torch.session import Arguments, arguments_of
 from finecast.frontends.torch.converted import ConvertedModule
@@ -39,7 +38,7 @@ from finecast.measure.timing import Latency
 from finecast.native.conversion_notes import NOTHING_CONVERTED
 from finecast.native.model import RunOptions
 from finecast.native.torch.files import export, load, save
-from finecast.native.torch.model import of_module, slow_formats
+from finecast.native.torch.model import of_module
 from finecast.native.torch.subject import TuneOptions
 from finecast.native.torch.workload import Evaluate
 from finecast.plugin import public_name
@@ -164,10 +163,8 @@ def convert(
     model.rule_set = rule_set_of(rule_set)
     model.calibration = [model.signature.feeds(*_call(one)) for one in calibration]
     done = api.convert(model, policy=policy, **more)
-    engine = model.runners(None)[0]
-    assert isinstance(engine, TorchEngine)
     result: ConvertedModule = done.model
-    for text in (*done.warnings, *slow_formats(done.plan, engine)):
+    for text in done.warnings:
         if not text.startswith(NOTHING_CONVERTED):  # the plan at hand says that, with reasons
             warnings.warn(in_python(text), stacklevel=2)
     return result

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from finecast.tuning.goal import Budget as Budget
     from finecast.tuning.search import Candidate as Candidate
     from finecast.tuning.search import chain as chain
-    from finecast.tuning.search import fastest_passing as fastest_passing
+    from finecast.tuning.search import same_time as same_time
     from finecast.tuning.trials import nan_baseline as nan_baseline
     from finecast.tuning.workers import LocalWorker as LocalWorker
     from finecast.tuning.workers import NodeLostError as NodeLostError

@@ -41,7 +41,7 @@ from finecast.tuning.goal import MIN_SPEEDUP, takes
 from finecast.tuning.hint import Anchor, better_alone
 from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.result import Measured, Result, Verdict
-from finecast.tuning.search import Candidate, chain
+from finecast.tuning.search import Candidate, chain, rivals
 from finecast.tuning.trials import Trials
 
 _EQUAL: Final = Interval(low=1.0, median=1.0, high=1.0)
@@ -200,6 +200,7 @@ class Conclusion:
         objective, least = self.measuring.objective, self.trials.budget.goal.min_speedup
         words, emulated = objective.words, self.subject.target
         reason = "the engine here runs none of them"
+        candidates = [c for c in candidates if c.timed] or candidates
         if candidates:
             share = min(c.cost for c in candidates) / fp32
             by = "" if any(c.timed for c in candidates) else ", by times of single kernels,"
@@ -419,64 +420,42 @@ def _last_race(measurements: Measurements) -> dict[str, tuple[float, float]]:
     return {n: (costs.speed(n).median, times.latency_s(n)) for n in names}
 
 
-# The most races. Each takes seconds; if the plans of so many were not faster after all, the
-# others hardly are.
-_MOST: Final = 4
 # Measured errors within 5% are those of other data in another order.
 _FINER: Final = 0.9
 
 
 def last_race(
-    incumbent: Candidate,
-    candidates: Sequence[Candidate],
+    best: Candidate,
+    passed: Sequence[Candidate],
     *,
     fp32: float,
-    trials: Trials,
-    evaluate: Callable[[Plan], float],
+    min_speedup: float,
     race: Callable[[Sequence[Candidate]], Measurements],
     error: Callable[[Candidate], float],
 ) -> tuple[Candidate, Measurements]:
     """The best plan, and the measurements of the race that tells its speed.
 
-    Where no plan that raced gains what is asked for, the search goes on among the others.
-
     Args:
-        incumbent: The plan that the search found.
-        candidates: All plans whose models are loaded, with their costs in the first races.
+        best: The fastest plan so far.
+        passed: All plans that passed, with their costs in the first races.
         fp32: The cost of the fp32 model in those races.
-        trials: What was evaluated.
-        evaluate: Gives the metric of a plan.
-        race: Races some of ``candidates`` beside fp32 until their speeds are known: as many,
-            from the first one on, as can be loaded at once.
+        min_speedup: The speedup that is asked for.
+        race: Races some of these plans beside fp32 until their speeds are known: as many, from
+            the first one on, as can be loaded at once.
         error: Measures the squared output error of a plan.
     """
-    least = trials.budget.goal.min_speedup
-    left = list(candidates)
-    races = 0
-    while True:
-        races += 1
-        racing = [
-            incumbent,
-            *trials.rivals([c for c in left if c is not incumbent], incumbent),
-        ]
-        measurements = race(racing)
-        costs, raced = measurements.costs, {c.plan.digest for c in racing}
-        known = [
-            replace(c, cost=fp32 * costs.slowdown(c.plan.digest).median, error=error(c))
-            for c in racing
-            if racing[1:] and c.plan.digest in costs.names
-        ]
-        same = partial(_same_time, costs)
-        chained = chain(known, fp32, least, same, _FINER)
-        best = trials.search(chained, evaluate, same) if racing[1:] else None
-        best = _as_predicted(best, racing) if best else incumbent
-        left = [c for c in left if c.plan.digest not in raced]
-        if costs.speed(best.plan.digest).median >= least or races == _MOST:
-            return best, measurements
-        following = trials.search(chain(left, fp32, least), evaluate)
-        if following is None:
-            return best, measurements
-        incumbent = following
+    racing = [best, *rivals(passed, best)]
+    measurements = race(racing)
+    if len(racing) == 1:
+        return best, measurements
+    costs = measurements.costs
+    known = [
+        replace(c, cost=fp32 * costs.slowdown(c.plan.digest).median, error=error(c))
+        for c in racing
+        if c.plan.digest in costs.names
+    ]
+    chained = chain(known, fp32, min_speedup, partial(_same_time, costs), _FINER)
+    return _as_predicted(chained[0], racing) if chained else best, measurements
 
 
 def _as_predicted(best: Candidate, racing: Sequence[Candidate]) -> Candidate:

@@ -66,6 +66,27 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SearchStep:
+    """A measurement of the search.
+
+    Attributes:
+        what: ``race`` or ``evaluation``.
+        plan: The name of the plan.
+        gain: Its expected gain, as a share of the time of the plan in use.
+        chance: The probability with which it was expected to keep the criterion.
+        seconds: What the measurement took.
+        result: What it told.
+    """
+
+    what: str
+    plan: str
+    gain: float
+    chance: float
+    seconds: float
+    result: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """What a search considered.
 
@@ -78,6 +99,7 @@ class Findings:
         planner: Made the plans: it has the graph, and what the rules permit.
         analysis: The times and errors that plans were chosen by; None if nothing was chosen.
         facts: What calibration data showed of values, by id.
+        journal: The measurements of the search, in their order.
         last_race: Of plans in the last race, by digest: how many times as good as fp32 they
             were there, and the seconds of a call.
     """
@@ -90,6 +112,7 @@ class Findings:
     planner: Planner | None = None
     analysis: Analysis | None = None
     facts: Mapping[int, ValueFacts] = field(default_factory=dict[int, ValueFacts])
+    journal: tuple[SearchStep, ...] = ()
     last_race: Mapping[str, tuple[float, float]] = field(
         default_factory=dict[str, tuple[float, float]]
     )

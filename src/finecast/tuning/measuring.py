@@ -27,9 +27,9 @@ _PRICING: Final[Mapping[Objective, Callable[[Planner, Analysis], Analysis]]] = {
 # Races end as soon as they have told what decides; the least time, so that a disturbance of
 # some tenths of a second is not all that short calls are timed in.
 _LEAST_S: Final = 0.3
-# The first race settles which models are faster than fp32, and the speeds of those that no
-# other one beats well enough to choose which is evaluated first.
-RANKING: Final = Effort(min_time_s=_LEAST_S, settle_s=4.0, known_to=0.05, order=False)
+# The first races tell which models are faster than fp32, and their speeds as well as they hold
+# for another load of the same model.
+RANKING: Final = Effort(min_time_s=0.1, settle_s=2.0, known_to=0.1, order=False)
 # In the last race the more accurate of two plans is taken unless it is known to take more than
 # this many times as long. Two loads of one model may take 1% apart; a hint, and casts that
 # lower the same ops, are 1 to 6% apart. Where this was 3%, runs of MiniLM took turns; where it

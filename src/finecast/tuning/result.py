@@ -472,6 +472,7 @@ class Result(Report):
             "probes": self.probes,
             "reused_sensitivities": list(self.reused_sensitivities),
             "phases_s": dict(self.phases),
+            "journal": [asdict(step) for step in self.findings.journal],
             "relative_error": {
                 "predicted": self.predicted_error,
                 "predicted_parts": dict(self.predicted_parts),

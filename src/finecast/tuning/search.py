@@ -1,10 +1,9 @@
-"""Which plans to evaluate on all data, and in which order.
+"""Candidates: plans with what is known of their costs and errors, and which of them count.
 
-Candidates that another one beats in both cost and predicted error are not tried. The others
-form a chain in which a faster plan is less accurate. "Faster" means of less cost, whatever
-the objective counts: latency, time under load, or bytes. The fastest is evaluated first; if
-it misses the criterion, bisection finds the fastest one that meets it. Of plans that count as
-equally fast the most accurate is taken.
+Candidates that another one beats in both cost and predicted error are not chosen. The others
+form a chain in which a faster plan is less accurate. "Faster" means of less cost, whatever the
+objective counts: latency, time under load, or bytes. Of plans that count as equally fast the
+most accurate is taken.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from finecast.native.gains import Gain, bias_gain, no_adjustments, range_gain
 from finecast.native.subject import Examined
@@ -22,11 +20,6 @@ from finecast.planning.problem import Proposal
 from finecast.rules.policy import Adjust, Policy
 from finecast.tuning.goal import MIN_SPEEDUP
 from finecast.tuning.measuring import Measuring
-
-# Steps whose predicted times have a lower ratio are not both raced: a third of ``SAME_TIME``.
-_ALIKE: Final = 1 + (SAME_TIME - 1) / 3
-# Evaluations that an aimed search may take beyond those of halving; mostly it takes fewer.
-_SPARE: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,23 +92,6 @@ def worth_timing(
     return [p for p in proposals if p.time_s * least <= exact_s]
 
 
-def as_fast_as_finer(steps: Sequence[Proposal]) -> list[Proposal]:
-    """Steps of a frontier that are predicted to gain nearly nothing over a more accurate one.
-
-    Law: of the steps that are left each is faster than the next more accurate one by more than
-    a third of what counts as equally fast, so that a plan left out cannot be clearly faster
-    unless the predicted gain of the few units that differ is off by three times.
-    """
-    kept: Proposal | None = None
-    redundant_steps: list[Proposal] = []
-    for step in sorted(steps, key=lambda p: p.error):
-        if kept is not None and kept.time_s <= step.time_s * _ALIKE:
-            redundant_steps.append(step)
-        else:
-            kept = step
-    return redundant_steps
-
-
 def chain(
     candidates: Sequence[Candidate],
     baseline: float,
@@ -144,54 +120,6 @@ def chain(
     return kept
 
 
-def fastest_passing(
-    chained: Sequence[Candidate],
-    passes: Callable[[Candidate], bool],
-    may_try: Callable[[Candidate], bool] = lambda _: True,
-    aim: Callable[[Sequence[Candidate]], int | None] = lambda _: None,
-    same: SameTime = same_time,
-) -> Candidate | None:
-    """The fastest candidate that passes, if passing is monotone along the chain.
-
-    Law: if the most accurate candidate that is equally fast passes, too, it is returned
-    instead. At most 2 + ceil(log2(n)) candidates are evaluated, and two more with ``aim``;
-    the returned one was evaluated. None means that all evaluated candidates fail, and says
-    nothing of the others.
-
-    Args:
-        chained: Candidates, fastest first, each more accurate than the one before.
-        passes: Evaluates a candidate.
-        may_try: Whether the budget allows the evaluation of a candidate.
-        aim: The index at which the fastest that passes is expected, or None. It is tried
-            next, as long as at most two evaluations more than halving takes are needed.
-        same: Whether two candidates are equally fast.
-    """
-    fastest_index, passed = -1, set[int]()
-    low, high, middle = 0, len(chained) - 1, aim(chained) or 0
-    left = high.bit_length() + _SPARE  # evaluations that may follow the first one
-    while low <= high and may_try(chained[middle]):
-        if passes(chained[middle]):
-            passed.add(middle)
-            fastest_index, high = middle, middle - 1
-        else:
-            low = middle + 1
-        aimed = aim(chained)
-        middle = (low + high) // 2 if aimed is None else aimed
-        left, reach = left - 1, (1 << max(left - 1, 0)) - 1
-        middle = min(max(middle, low, high - reach), high, low + reach)
-    if fastest_index < 0:
-        return None
-    equal = (
-        i
-        for i in range(fastest_index + 1, len(chained))
-        if same(chained[fastest_index], chained[i])
-    )
-    near = max(equal, default=fastest_index)
-    if near in passed or (may_try(chained[near]) and passes(chained[near])):
-        return chained[near]
-    return chained[fastest_index]
-
-
 def undecided(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Candidates that no other one beats in both cost and error beyond the costs' spread."""
     return [
@@ -201,9 +129,7 @@ def undecided(candidates: Sequence[Candidate]) -> list[Candidate]:
     ]
 
 
-def rivals(
-    candidates: Sequence[Candidate], fastest: Candidate, missed: float
-) -> list[Candidate]:
+def rivals(candidates: Sequence[Candidate], fastest: Candidate) -> list[Candidate]:
     """Candidates that may turn out better than ``fastest`` when costs are known better.
 
     Within the spread of the costs they may be faster by more than ``SAME_TIME``, or equally
@@ -211,22 +137,17 @@ def rivals(
 
     Args:
         candidates: All that may be chosen.
-        fastest: The fastest that passed.
-        missed: The least error of those that failed; one of no less error is taken to fail.
+        fastest: The one of the least cost so far.
     """
     contenders: list[Candidate] = []
     for candidate in candidates:
-        if candidate is fastest or candidate.error >= missed:
+        if candidate is fastest:
             continue
         if candidate.error < fastest.error:
-            is_open = candidate.cost > fastest.cost * SAME_TIME and (
-                candidate.least <= fastest.most * SAME_TIME
-            )
+            is_open = candidate.least <= fastest.most * SAME_TIME
         else:
-            is_open = candidate.cost * SAME_TIME >= fastest.cost and (
-                candidate.least * SAME_TIME < fastest.most
-            )
-        if is_open:
+            is_open = candidate.least * SAME_TIME < fastest.most
+        if is_open and (candidate.spread or fastest.spread):
             contenders.append(candidate)
     return contenders
 
@@ -241,7 +162,7 @@ def none_passes(
     resumable: bool = False,
     by_half: bool = False,
 ) -> str:
-    """Text for the user where ``fastest_passing`` found nothing.
+    """Text for the user where no plan passed.
 
     Args:
         tried: Number of plans that were evaluated.

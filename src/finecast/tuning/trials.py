@@ -6,10 +6,13 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
 
 from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
-from finecast.data.metrics import ExpectedLoss, Score, expected_loss
+from finecast.data.metrics import ExpectedLoss, Score, at_scale, expected_loss
 from finecast.data.workload import Workload, nonfinite_data
 from finecast.errors import ModelError, UsageError
 from finecast.measure.study import Study, Trial, TrialKey
@@ -17,16 +20,21 @@ from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.progress import Notice, Progress
 from finecast.tuning.certifying import Certifier
+from finecast.tuning.decision_chances import DecisionChances
 from finecast.tuning.executor import LostTrialError
 from finecast.tuning.goal import Budget
-from finecast.tuning.search import (
-    Candidate,
-    SameTime,
-    fastest_passing,
-    none_passes,
-    rivals,
-    same_time,
-)
+from finecast.tuning.search import Candidate, none_passes
+
+# The logarithm of a loss is known to this deviation at best, and hardly beyond these shares of
+# what may be lost.
+_LEAST_OFF: Final = 0.1
+_CENSORED: Final = 0.7
+_LEAST_LOST: Final = 0.05
+_MUCH_LOST: Final = 5.0
+_MOST_LOST: Final = 30.0
+_TINY: Final = 1e-9
+# So many multiples of a plan's moves of margins are looked at.
+_SCALES: Final = 35
 
 # Gives the metric of a plan.
 Measure = Callable[[Plan], float]
@@ -36,8 +44,8 @@ Measure = Callable[[Plan], float]
 class Trials:
     """The trials of one tuning.
 
-    Laws: each is in the study before the next starts; what ``search`` returns was evaluated
-    in this run.
+    Laws: each is in the study before the next starts; what ``confirms`` lets pass was
+    evaluated in this run.
 
     Attributes:
         model: The model's digest.
@@ -47,8 +55,6 @@ class Trials:
         study: Where trials are kept; None for nowhere.
         progress: Told of each trial.
         budget: The goal, and how many trials there may be.
-        expected: The predicted squared output error that is expected to pass, by a plan of an
-            earlier run; None if there is none.
         tried: The trials by their plan's digest.
         errors: The predicted squared output errors of these plans, by digest.
         certifier: Judges on one half of the samples and certifies on the other, if asked to.
@@ -65,7 +71,6 @@ class Trials:
     study: Study | None
     progress: Progress
     budget: Budget
-    expected: float | None = None
     tried: dict[str, Trial] = field(default_factory=dict[str, Trial])
     errors: dict[str, float] = field(default_factory=dict[str, float])
     certifier: Certifier | None = None
@@ -73,7 +78,6 @@ class Trials:
     reused: set[str] = field(default_factory=set[str])
     evaluations: int = 1
     lost: list[str] = field(default_factory=list[str])
-    _measure: Measure = field(init=False)
     _metrics: dict[str, float] = field(init=False, default_factory=dict[str, float])
     _resume: bool = field(init=False)
     _judged_by: str = field(init=False)
@@ -86,34 +90,21 @@ class Trials:
         judge = f"{self.workload.digest}\0{self.baseline:.6g}"
         self._judged_by = hashlib.sha256(judge.encode()).hexdigest()[:16]
 
-    def search(
-        self, chained: Sequence[Candidate], measure: Measure, same: SameTime = same_time
-    ) -> Candidate | None:
-        """The fastest candidate that passes, by the metric that ``measure`` gives on all data.
+    def confirms(self, candidate: Candidate, measure: Measure) -> bool:
+        """Whether a candidate that passed does so by an evaluation of this run.
 
-        Trials of an earlier run only guide the search: a candidate found by one is evaluated
-        again. If it then fails, those trials are of other code or data, and are dropped.
+        Trials of an earlier run only guide the search. If a candidate that one let pass now
+        fails, those trials are of other code or data, and are dropped.
         """
-        self._measure = measure
-        candidate = fastest_passing(chained, self.passes, self.may_try, self._aim, same)
-        if candidate is None or candidate.plan.digest not in self.reused:
-            return candidate
-        if self._judge(candidate, self._evaluate(candidate)):
-            return candidate
-        kept = candidate.plan.digest
-        self.tried = {kept: self.tried[kept]}
+        digest = candidate.plan.digest
+        if digest not in self.reused or self._judge(
+            candidate, self._evaluate(candidate, measure)
+        ):
+            return True
+        self.tried = {digest: self.tried[digest]}
         self.reused.clear()
         self._resume = False
-        return fastest_passing(chained, self.passes, self.may_try, self._aim, same)
-
-    def first(self, chained: Sequence[Candidate]) -> Candidate | None:
-        """The one to try first: as nothing is known, the fastest; None if there is none."""
-        return chained[self._aim(chained) or 0] if chained else None
-
-    def misses(self, candidate: Candidate, measure: Measure) -> bool:
-        """Whether the budget allows to evaluate ``candidate``, and it fails."""
-        self._measure = measure
-        return self.may_go_on() and not self.passes(candidate)
+        return False
 
     def has_passed(self, candidate: Candidate) -> bool:
         """Whether a candidate was tried and passed."""
@@ -143,18 +134,6 @@ class Trials:
         """The least predicted squared error of the plans that failed; None if none did."""
         failed = (self.errors[d] for d, t in self.tried.items() if not t.passed)
         return min(failed, default=None)
-
-    def rivals(self, candidates: Sequence[Candidate], found: Candidate) -> list[Candidate]:
-        """Candidates that may be better than ``found`` when costs are known better.
-
-        Among them is the fastest that passed, if ``found`` is another one that is equally fast
-        and more accurate.
-        """
-        trials = [(c, self.tried.get(c.plan.digest)) for c in (found, *candidates)]
-        fastest = min((c for c, t in trials if t and t.passed), key=lambda c: c.cost)
-        missed = min((c.error for c, t in trials if t and not t.passed), default=math.inf)
-        better = rivals(candidates, fastest, missed)
-        return better if fastest is found else [fastest, *better]
 
     def allowed_error(self, errors: Mapping[str, float] | None = None) -> float | None:
         """The squared output error at which the metric is expected to reach the target.
@@ -196,14 +175,58 @@ class Trials:
         lost, allowed = abs(metric - baseline), abs(target - baseline)
         return lost / allowed if math.isfinite(lost) and allowed > 0 else math.inf
 
-    def _aim(self, chained: Sequence[Candidate]) -> int | None:
-        """The index of the fastest candidate whose error is expected to pass."""
-        allowed = self.allowed_error()
-        if allowed is None:
-            allowed = self.expected
-        if allowed is None:
+    @property
+    def stated_error(self) -> float | None:
+        """The squared output error that the criterion states; None if it states none."""
+        if self.baseline != math.inf:
             return None
-        return next((i for i, c in enumerate(chained) if c.error <= allowed), None)
+        return _relative(self.target) ** 2
+
+    def log_loss(self, metric: float) -> tuple[float, float]:
+        """The logarithm of what a plan loses over what may be lost, and its deviation.
+
+        Where margins of decisions are known, the loss on other data counts: how many times as
+        far as a plan that just keeps the metric there this one moves margins. A loss of
+        nothing says that the logarithm is small, and not how small.
+        """
+        scale = self._passing_scale(metric)
+        if scale is not None:
+            within = 1.001 / _MOST_LOST < scale < _MOST_LOST / 1.001
+            return -math.log(scale), _LEAST_OFF if within else _CENSORED
+        guiding, baseline = self._guiding(metric), self._guiding(self.baseline)
+        target = self._criterion.target(baseline)
+        if baseline == math.inf:
+            share = _relative(guiding) / _relative(target)
+        else:
+            sign = 1.0 if self._criterion.higher_is_better else -1.0
+            share = sign * (baseline - guiding) / (abs(baseline - target) or _TINY)
+        if not share < _MUCH_LOST:  # NaN among them
+            return math.log(_MUCH_LOST), _CENSORED
+        if share <= _LEAST_LOST:
+            return math.log(_LEAST_LOST), _CENSORED
+        return math.log(share), _LEAST_OFF
+
+    def _passing_scale(self, metric: float) -> float | None:
+        """How many times as far a plan may move margins, so that other data keep the metric.
+
+        None where margins are not known.
+        """
+        if self.certifier is not None or at_scale(self.baseline, metric, 1.0) is None:
+            return None
+        scales = np.geomspace(_MOST_LOST, 1 / _MOST_LOST, _SCALES).tolist()
+        moved = ((s, at_scale(self.baseline, metric, s)) for s in scales)
+        lost = ((s, self.elsewhere(score)) for s, score in moved if score is not None)
+        kept = (s for s, one in lost if one is not None and one.loss <= self._allowed)
+        return next(kept, scales[-1])
+
+    def decisions(self) -> DecisionChances | None:
+        """The decisions on the data at hand; None where margins are not known."""
+        baseline = self.baseline
+        if self.certifier is not None or at_scale(baseline, baseline, 1.0) is None:
+            return None
+        assert isinstance(baseline, Score)
+        exact = next(iter(baseline.margins.values()))
+        return DecisionChances(exact=exact, may_lose=self._allowed * len(exact) + _TINY)
 
     @property
     def _criterion(self) -> Criterion:
@@ -280,12 +303,11 @@ class Trials:
         """
         return self.budget.spent(self.evaluations - 1 if self.tried else 0)
 
-    def may_try(self, candidate: Candidate) -> bool:
-        """Whether there is room to evaluate it, or it was evaluated in this run."""
-        return candidate.plan.digest in self.tried or self.may_go_on()
+    def passes(self, candidate: Candidate, measure: Measure) -> bool:
+        """Whether a candidate passes, by its evaluation or by its earlier trial.
 
-    def passes(self, candidate: Candidate) -> bool:
-        """Whether a candidate passes, by its evaluation or by its earlier trial."""
+        ``measure`` gives the metric of a plan on all data.
+        """
         digest = candidate.plan.digest
         if self.certificates:
             return self.has_passed(candidate)
@@ -295,7 +317,7 @@ class Trials:
             if trial is not None:
                 self.reused.add(digest)
         # A stored trial was judged by the criterion of its own run: judge it by this one.
-        return self._judge(candidate, trial or self._evaluate(candidate))
+        return self._judge(candidate, trial or self._evaluate(candidate, measure))
 
     def metric(self, plan: Plan) -> float:
         """The metric of a plan that was tried."""
@@ -328,11 +350,11 @@ class Trials:
             self._metrics[plan.digest] = measure(plan)
         return self._metrics[plan.digest]
 
-    def _evaluate(self, candidate: Candidate) -> Trial:
+    def _evaluate(self, candidate: Candidate, measure: Measure) -> Trial:
         self.progress(f"evaluation of {candidate.name}", len(self.tried), len(self.tried) + 1)
         study = self.study
         try:
-            metric = self._measured(candidate.plan, self._measure)
+            metric = self._measured(candidate.plan, measure)
         except LostTrialError as error:
             metric, study = self.lose(candidate.name, error), None
         trial = Trial(

@@ -252,7 +252,7 @@ class GivenModel(ABC):
                 fix=f"{other}set FORCE_{formats[0].name}=1 to convert all the same",
             )
         for text in slow.values():
-            warnings.warn(f"{text}: left out", stacklevel=4)
+            warnings.warn(f"skipped: {text}", stacklevel=4)
         return tuple(faster_formats)
 
     def tuned(

@@ -87,9 +87,14 @@ def _computable(graph: Graph) -> dict[FxNode, frozenset[FxNode]]:
         value = node.meta["val"]
         tensors = [t for s in read if isinstance(t := s.meta["val"], torch.Tensor)]
         large = [t for t in tensors if not statically_known_true(t.numel() < value.numel())]
-        if statically_known_true(sum(t.nbytes for t in large) <= value.nbytes):
+        if statically_known_true(sum(map(_bytes, large)) <= _bytes(value)):
             inputs[node] = read
     return inputs
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor, whose sizes may be symbols: ``nbytes`` refuses these."""
+    return tensor.numel() * tensor.element_size()
 
 
 def order_for_memory(graph: Graph) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from finecast.errors import UsageError
 from finecast.files.saved import SavedPart, converted, reading
-from finecast.naming import look_up, spelled
+from finecast.naming import close_names, look_up, spelled
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind
 
@@ -235,6 +235,8 @@ def load_target(name: str) -> Target:
         UsageError: If there is none; the message lists those that are.
     """
     known = {n: n for n in list_targets()} | _ALIASES
+    if close_names(name, _PRODUCTS):  # else products are too many to list
+        known |= _PRODUCTS
     word = spelled(name)
     if word and target_named(word) not in known:
         meant = [n for n in list_targets() if word in spelled(_load(n).description)]

@@ -1,0 +1,312 @@
+"""What is believed of plans that were not measured, from what was measured of others.
+
+Predictions are sums over the parts of a plan: of the times of its kernels and casts, of the
+squared errors of its roundings. How far a sum is off is a sum over the same parts. So plans
+that have large parts in common are off alike. The logarithm of measured over predicted is a
+Gaussian process over plans: the covariance of two plans is the sum, over the parts that both
+have, of the geometric mean of the shares that this part has in either. Source of the gain
+that is expected under a constraint: M. Schonlau, W. J. Welch and D. R. Jones, "Global versus
+local search in constrained optimization of computer models" (1998).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from finecast.planning.alternatives import labels_of
+from finecast.planning.plan import Plan
+from finecast.planning.planner import Planner
+from finecast.planning.problem import Analysis, Proposal, build_problem
+from finecast.solver.assignment import Floats, Ints
+from finecast.solver.labelling import LabelProblem, evaluate
+from finecast.tuning.decision_chances import DecisionChances
+
+COST_OFF: Final = 0.12
+"""The deviation of the logarithm of a measured over a predicted time, of a plan in which all
+is low: predictions are off by some ten percent."""
+# What an engine spares under its own hint is known as little.
+_HINT_OFF: Final = 0.1
+# A model's speed differs from one load to the next: a measured time says so much of another
+# plan's.
+_LOAD_OFF: Final = 0.04
+
+LOSS: Final = 0.3
+LOSS_OFF: Final = 1.3
+"""What the lowest plan loses over what may be lost, before any was tried: of nets it is from a
+quarter to 25 times as much. Its logarithm, and the deviation of that."""
+# The deviation of the logarithm of a measured over a predicted squared error: sums of single
+# errors are 2 dB off. And of one by a hint from that of the same plan by casts.
+_ERROR_OFF: Final = 0.5
+_HINT_ERROR_OFF: Final = 0.4
+# The same of an error that was measured on few samples, from that on others.
+_SAMPLES_OFF: Final = 0.2
+# An error beyond this logarithm of a ratio is of another kind, such as an overflow.
+_MOST_OFF: Final = 3.0
+# The deviation of the logarithm of a loss from what a measured error says of it.
+_DECISIONS_OFF: Final = 0.35
+# A metric on the data at hand is off by chance by such a share of a loss.
+_CHANCE: Final = 0.15
+
+
+@dataclass(slots=True, kw_only=True)
+class Process:
+    """A Gaussian process over the features of plans, with observations.
+
+    Law: the covariance of two plans is the product of their features; without observations
+    the mean is 0.
+    """
+
+    _features: list[Floats] = field(init=False, default_factory=list[Floats])
+    _values: list[float] = field(init=False, default_factory=list[float])
+    _noise: list[float] = field(init=False, default_factory=list[float])
+
+    def observe(self, features: Floats, value: float, deviation: float) -> None:
+        """Take the value of a plan, which is off by ``deviation``."""
+        self._features.append(features)
+        self._values.append(value)
+        self._noise.append(deviation**2)
+
+    def at(self, features: Floats) -> tuple[Floats, Floats]:
+        """Mean and deviation of plans, float64[n] each, by their features, float64[n, k]."""
+        variance = (features**2).sum(axis=1)
+        if not self._values:
+            return np.zeros(len(features)), np.sqrt(variance)
+        seen = np.array(self._features)
+        among = seen @ seen.T + np.diag(self._noise)
+        to = seen @ features.T
+        weights = np.linalg.solve(among, to)
+        left = variance - (to * weights).sum(axis=0)
+        mean: Floats = np.asarray(self._values, dtype=np.float64) @ weights
+        return mean, np.sqrt(np.maximum(left, 0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A plan with what is predicted of it.
+
+    Attributes:
+        cost: The logarithm of its predicted cost over fp32's.
+        error: The logarithm of its predicted squared error.
+        costs: float64[k], the features of its cost.
+        errors: float64[k], the features of its error: shares of each unit and low format, and
+            of a hint.
+    """
+
+    cost: float
+    error: float
+    costs: Floats
+    errors: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What is believed of plans; float64[n] each.
+
+    Attributes:
+        cost: The logarithm of the cost over fp32's.
+        cost_off: The deviation of that.
+        passes: The probability that the criterion is met.
+    """
+
+    cost: Floats
+    cost_off: Floats
+    passes: Floats
+
+    def gain(self, limit: float, least: float = 0.0) -> Floats:
+        """The expected gain over a plan in use, where only a cost below ``limit`` counts.
+
+        The gain is the logarithm of the ratio of costs, times the probability to pass.
+
+        Args:
+            limit: The logarithm of a cost over fp32's.
+            least: The least probability to pass that is reckoned with.
+        """
+        from scipy.special import ndtr
+
+        off = np.maximum(self.cost_off, 1e-9)
+        ahead = limit - self.cost
+        score = ahead / off
+        density = np.exp(-(score**2) / 2) / math.sqrt(2 * math.pi)
+        return np.maximum(self.passes, least) * (ahead * ndtr(score) + off * density)
+
+
+@dataclass(slots=True, kw_only=True)
+class Belief:
+    """What is believed of the plans of one analysis.
+
+    Attributes:
+        planner: Makes the plans.
+        analysis: What was predicted.
+        order: The power of the output's error that a small loss grows with.
+        cost_off: The deviation of the logarithm of measured over predicted costs.
+        loss: The logarithm of what a plan of squared error ``reference`` loses over what may
+            be lost, before any was tried.
+        loss_off: The deviation of that.
+        reference: A squared error.
+        decisions: Those on the data at hand; None where they are not known.
+        fp32: The predicted cost of the fp32 model.
+    """
+
+    planner: Planner
+    analysis: Analysis
+    order: float = 1.0
+    cost_off: float = COST_OFF
+    loss: float = LOSS
+    loss_off: float = LOSS_OFF
+    reference: float = 1.0
+    decisions: DecisionChances | None = None
+    _costs: Process = field(init=False, default_factory=Process)
+    _errors: Process = field(init=False, default_factory=Process)
+    _losses: Process = field(init=False, default_factory=Process)
+    _measured: dict[str, tuple[float, float]] = field(
+        init=False, default_factory=dict[str, tuple[float, float]]
+    )
+    _known: dict[str, Known] = field(init=False, default_factory=dict[str, Known])
+    _problem: LabelProblem = field(init=False)
+    fp32: float = field(init=False)
+    _unit_errors: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        """State the problem that plans are labellings of."""
+        planner, analysis = self.planner, self.analysis
+        self._problem = build_problem(planner.graph, planner.permissions, analysis)
+        exact = labels_of(planner, analysis, self._problem, planner.highest())
+        self.fp32 = evaluate(self._problem, exact).time_s
+        rounded = [r.units + r.by_unit for r in analysis.rounded.values()]
+        self._unit_errors = np.maximum(np.stack([np.zeros(len(exact)), *rounded], axis=1), 0.0)
+
+    def predicted(self, proposal: Proposal) -> float:
+        """The cost that is predicted of a plan; of one of a hint by the same plan by casts."""
+        return math.exp(self._of(proposal).cost) * self.fp32
+
+    def measured(self, proposal: Proposal, slowdown: float, off: float) -> None:
+        """Take a plan's cost over fp32's, and the relative deviation of that."""
+        known, value = self._of(proposal), math.log(slowdown)
+        self._measured[proposal.plan.digest] = value, off
+        noise = math.hypot(off, min(_LOAD_OFF, self.cost_off))
+        self._costs.observe(known.costs, value - known.cost, noise)
+
+    def erred(self, proposal: Proposal, error: float) -> None:
+        """Take the squared relative error of a plan's outputs on a few samples."""
+        known = self._of(proposal)
+        if 0 < error < math.inf:
+            off = float(np.clip(_log(error) - known.error, -_MOST_OFF, _MOST_OFF))
+            self._errors.observe(known.errors, off, _SAMPLES_OFF)
+
+    def tried(
+        self, proposal: Proposal, loss: float, off: float, margins: Floats | None = None
+    ) -> None:
+        """Take the logarithm of a plan's loss over what may be lost, and its deviation.
+
+        ``margins`` are those of decisions under the plan, if known.
+        """
+        expected, spread = self._expected([proposal])
+        features = self._loss_features([self._of(proposal)])[0]
+        self._losses.observe(
+            features, loss - float(expected[0]), math.hypot(off, float(spread[0]))
+        )
+        if self.decisions is not None and margins is not None:
+            parts, errors = self._moving([proposal])
+            self.decisions.tried(parts[0], float(errors[0]), margins)
+
+    def of(self, proposals: Sequence[Proposal]) -> Estimate:
+        """What is believed of plans."""
+        from scipy.special import ndtr
+
+        known = [self._of(one) for one in proposals]
+        more, off = self._costs.at(np.array([one.costs for one in known]))
+        cost = np.array([one.cost for one in known]) + more
+        for i, one in enumerate(proposals):
+            if one.plan.digest in self._measured:
+                cost[i], off[i] = self._measured[one.plan.digest]
+        expected, spread = self._expected(proposals)
+        more, loss_off = self._losses.at(self._loss_features(known))
+        spread = np.sqrt(spread**2 + loss_off**2 + _CHANCE**2)
+        passes = ndtr(-(expected + more) / spread)
+        if self.decisions is not None and self.decisions.are_known:
+            passes = passes * self.decisions.passes(*self._moving(proposals))
+        return Estimate(cost=cost, cost_off=off, passes=passes)
+
+    def allowed(self, chances: Sequence[float]) -> list[float]:
+        """Squared errors that plans pass with these chances, as far as all plans tell."""
+        from scipy.special import ndtri
+
+        common = np.zeros((1, len(self._unit_errors[:, 1:].ravel()) + 1))
+        common[0, -1] = self.loss_off
+        more, off = self._losses.at(common)
+        apart = math.hypot(_DECISIONS_OFF, self.order * _ERROR_OFF / 2, _CHANCE)
+        spread = math.hypot(float(off[0]), apart)
+        logs = [-self.loss - float(more[0]) - spread * float(ndtri(c)) for c in chances]
+        return [self.reference * math.exp(2 * log / self.order) for log in logs]
+
+    def _expected(self, proposals: Sequence[Proposal]) -> tuple[Floats, Floats]:
+        """The logarithm of the loss that plans' errors cause, and how far these are known."""
+        known = [self._of(one) for one in proposals]
+        more, off = self._errors.at(np.array([one.errors for one in known]))
+        error = np.array([one.error for one in known]) + more
+        power = self.order / 2
+        return self.loss + power * (error - math.log(self.reference)), power * off
+
+    def _moving(self, proposals: Sequence[Proposal]) -> tuple[Floats, Floats]:
+        """The features of plans' errors, of length 1 each, and the errors, not squared."""
+        known = [self._of(one) for one in proposals]
+        features = np.array([one.errors for one in known])
+        more, _ = self._errors.at(features)
+        length = np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+        return features / length, np.exp((np.array([one.error for one in known]) + more) / 2)
+
+    def _loss_features(self, known: Sequence[Known]) -> Floats:
+        """Of each unit and low format, and of all plans."""
+        own = np.array([one.errors[:-1] for one in known]) * (_DECISIONS_OFF / _ERROR_OFF)
+        return np.column_stack([own, np.full(len(known), self.loss_off)])
+
+    def _of(self, proposal: Proposal) -> Known:
+        plan = proposal.plan
+        if plan.digest not in self._known:
+            label = labels_of(self.planner, self.analysis, self._problem, plan)
+            priced = evaluate(self._problem, label).time_s
+            cost_s = proposal.time_s if math.isfinite(proposal.time_s) else priced
+            self._known[plan.digest] = Known(
+                cost=_log(cost_s / self.fp32),
+                error=_log(proposal.error),
+                costs=self._cost_features(label, priced, plan),
+                errors=self._error_features(label, plan),
+            )
+        known = self._known[plan.digest]
+        if known.error != _log(proposal.error):  # a race told more of it
+            known = self._known[plan.digest] = replace(known, error=_log(proposal.error))
+        return known
+
+    def _cost_features(self, label: Ints, priced: float, plan: Plan) -> Floats:
+        """Of each unit and low format, of casts, and of a hint."""
+        units = np.arange(len(label))
+        own = self._problem.time[units, label]
+        low = np.where(label > 0, own, 0.0)
+        casts = max(priced - float(own.sum()), 0.0)
+        shares = self._by_format(label, low / (priced or 1.0))
+        hinted = _HINT_OFF if plan.by_hint else 0.0
+        casting = self.cost_off * math.sqrt(casts / (priced or 1.0))
+        return np.array([*(self.cost_off * np.sqrt(shares)), casting, hinted])
+
+    def _error_features(self, label: Ints, plan: Plan) -> Floats:
+        """Of each unit and low format, and of a hint."""
+        own = self._unit_errors[np.arange(len(label)), label]
+        shares = self._by_format(label, own / (float(own.sum()) or 1.0))
+        hinted = _HINT_ERROR_OFF if plan.by_hint else 0.0
+        return np.array([*(_ERROR_OFF * np.sqrt(shares)), hinted])
+
+    def _by_format(self, label: Ints, values: Floats) -> Floats:
+        """float64[n * (k - 1)]: each unit's value at its low format."""
+        spread = np.zeros(self._unit_errors.shape)
+        spread[np.arange(len(label)), label] = values
+        return spread[:, 1:].ravel()
+
+
+def _log(value: float) -> float:
+    """The logarithm of a positive number; of none at all that of the smallest one."""
+    return math.log(min(max(value, float(np.finfo(float).tiny)), float(np.finfo(float).max)))

@@ -1,0 +1,293 @@
+"""The search: the measurement that is worth most per second, until none is worth its time.
+
+Plans are known by what is predicted of them. What is measured of some tells of the others
+(``tuning/belief.py``). The expected gain of a plan is what it saves over the best one so far,
+times the probability that it keeps the criterion. The plan of the largest expected gain per
+second is raced beside fp32, and then evaluated on all data. After each evaluation plans are
+proposed of the error that is now expected to be allowed. Where no plan's gain is worth a
+measurement, other proposers are asked (``tuning/proposers.py``). Any of these can be left
+out, and the result is still right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from finecast.data.metrics import Score
+from finecast.measure.timing import now_s
+from finecast.planning.problem import Proposal
+from finecast.planning.proposing import near
+from finecast.solver.assignment import Floats
+from finecast.tuning.belief import Belief, Estimate
+from finecast.tuning.findings import SearchStep
+from finecast.tuning.models import PlanModels
+from finecast.tuning.search import Candidate, undecided
+
+# The expected gain, as a share of the time of a call, for which a plan is measured.
+_WORTH: Final = 0.004
+# Evaluations after which the search ends where one plan passed, and where none did.
+_TRIALS: Final = 3
+_TRIALS_WITHOUT: Final = 5
+# Chances to pass of the plans that are proposed after each evaluation.
+_CHANCES: Final = (0.9, 0.75, 0.5, 0.25)
+# Half an interval of a race in standard errors.
+_INTERVAL: Final = 2.7
+# Seconds in which a model is compiled, at all and for each op, before one was.
+_COMPILE_S: Final = 0.1
+_COMPILE_OP_S: Final = 4e-3
+
+
+@dataclass(slots=True, kw_only=True)
+class Loop:
+    """One search among the plans of an analysis.
+
+    Attributes:
+        models: Builds, races and evaluates plans.
+        belief: What is believed of plans.
+        least_gain: The ratio by which a plan has to be faster than the best one.
+        alike: The ratio of costs within which the more accurate of two plans is measured.
+        proposers: What else may propose plans, in the order in which they are asked.
+        start: A plan that is tried first; None for none.
+        more_trials: So many more are worth it, as on devices on which plans can be probed.
+        evaluation_s: The seconds of an evaluation of fp32.
+        pool: All proposals by the plan's digest.
+        journal: What was done, and why.
+    """
+
+    models: PlanModels
+    belief: Belief
+    least_gain: float
+    alike: float
+    evaluation_s: float
+    proposers: Sequence[Proposer] = ()
+    start: Proposal | None = None
+    more_trials: int = 0
+    pool: dict[str, Proposal] = field(default_factory=dict[str, Proposal])
+    journal: list[SearchStep] = field(default_factory=list[SearchStep])
+    _load_s: list[float] = field(init=False, default_factory=list[float])
+    _timed: set[str] = field(init=False, default_factory=set[str])
+    _asked: int = field(init=False, default=0)
+
+    def add(self, proposals: Iterable[Proposal]) -> None:
+        """Let plans be chosen."""
+        for one in proposals:
+            if one.plan.lowers:
+                self.pool.setdefault(one.plan.digest, one)
+
+    def run(self) -> Candidate | None:
+        """The fastest plan known that keeps the criterion; None if there is none.
+
+        Law: it was evaluated in this run, and gains what was asked for.
+        """
+        trials, models = self.models.trials, self.models
+        self._take_costs()
+        self._propose_near()
+        while True:
+            plan = self._next() if self._may_go_on() else None
+            if plan is not None:
+                self._measure(plan)
+            elif self._may_go_on() and self._asked < len(self.proposers):
+                self._asked += 1
+                self.add(self.proposers[self._asked - 1](self))
+            else:
+                best = self.best
+                if best is None or trials.confirms(best, models.evaluate):
+                    return best
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest plan that passed and gains what was asked for."""
+        passed = [
+            c
+            for c in self.models.candidates
+            if self.models.trials.has_passed(c) and c.cost < self._most_cost
+        ]
+        return min(passed, key=lambda c: c.cost, default=None)
+
+    @property
+    def limit(self) -> float:
+        """The predicted cost below which a plan may be faster than the best one."""
+        best = self.best
+        if best is None:
+            return math.inf
+        return self.belief.predicted(best.proposal) / self.least_gain
+
+    @property
+    def _most_cost(self) -> float:
+        """The cost below which a plan gains enough over fp32."""
+        least = self.models.trials.budget.goal.min_speedup
+        if self.models.predicting:
+            least = (1 + least) / 2
+        return math.inf if self.models.fp32 is None else self.models.fp32 / least
+
+    def _may_go_on(self) -> bool:
+        """Whether the budget lasts, and the search has not tried as much as is worth it."""
+        trials = self.models.trials
+        goal = trials.budget.goal
+        if not trials.may_go_on():
+            return False
+        passed = self.best is not None
+        if goal.first_is_enough and passed:
+            return False
+        most = _TRIALS if passed else _TRIALS_WITHOUT
+        return goal.goes_on or len(trials.tried) < most + self.more_trials
+
+    def _next(self) -> Proposal | None:
+        """The plan to measure next; None if none is worth it."""
+        tried, dropped = self.models.trials.tried, self.models.dropped
+        plans = [p for d, p in self.pool.items() if d not in tried and d not in dropped]
+        if not plans:
+            return None
+        estimate = self.belief.of(plans)
+        if self.start is not None:
+            start, self.start = self.start, None
+            if start in plans and estimate.cost[plans.index(start)] < self._log_limit:
+                self.start = None if self._is_timed(start) else start
+                self._expect(estimate, plans.index(start))
+                return start
+        gains, hopes = (estimate.gain(self._log_limit, least) for least in (0.0, 1.0))
+        if gains.max() >= self._worth:
+            best = int((gains / self._seconds(plans, estimate)).argmax())
+            best = best if gains[best] >= self._worth else int(gains.argmax())
+        elif self._hopes and hopes.max() >= self._worth:
+            best = int(np.where(hopes >= self._worth, estimate.passes, -1.0).argmax())
+        elif tried or self.models.candidates:
+            return None
+        else:  # so that it is known that nothing gains
+            best = int(hopes.argmax())
+        best = self._finest(plans, estimate, best)
+        self._expect(estimate, best)
+        return plans[best]
+
+    def _finest(self, plans: Sequence[Proposal], estimate: Estimate, best: int) -> int:
+        """The most accurate of the plans that are known as well as ``best``, and as fast."""
+        timed = self._is_timed(plans[best])
+        most = float(estimate.cost[best]) + math.log(self.alike)
+        alike = [
+            i
+            for i, one in enumerate(plans)
+            if estimate.cost[i] <= most and self._is_timed(one) == timed
+        ]
+        return min(alike, key=lambda i: (plans[i].error, i != best))
+
+    @property
+    def _hopes(self) -> bool:
+        """Whether too little was tried to be sure that nothing passes."""
+        return self.best is None and len(self.models.trials.tried) < _TRIALS
+
+    def _expect(self, estimate: Estimate, plan: int) -> None:
+        self._expected = (
+            float(estimate.gain(self._log_limit)[plan]),
+            float(estimate.passes[plan]),
+        )
+
+    _expected: tuple[float, float] = field(init=False, default=(0.0, 0.0))
+
+    @property
+    def _worth(self) -> float:
+        """The expected gain for which a plan is measured; within a budget, any."""
+        return 1e-6 if self.models.trials.budget.goal.goes_on else _WORTH
+
+    @property
+    def _log_limit(self) -> float:
+        """The logarithm of the cost over fp32's below which a plan is better than the best."""
+        best, fp32 = self.best, self.models.fp32
+        if best is None or fp32 is None:
+            return -math.log(self.models.trials.budget.goal.min_speedup)
+        return math.log(best.cost / fp32 / self.least_gain)
+
+    def _seconds(self, plans: Sequence[Proposal], estimate: Estimate) -> Floats:
+        """The seconds in which each plan can be evaluated, and compiled before that."""
+        ops = len(self.models.planner.graph.nodes)
+        load_s = _COMPILE_S + _COMPILE_OP_S * ops
+        if self._load_s:
+            load_s = float(np.mean(self._load_s))
+        loads = [0.0 if self._is_timed(p) else load_s for p in plans]
+        return self.evaluation_s * np.exp(estimate.cost) + np.array(loads) + 1e-3
+
+    def _is_timed(self, proposal: Proposal) -> bool:
+        return proposal.plan.digest in self._timed
+
+    def _measure(self, plan: Proposal) -> None:
+        """Race a plan that has no time yet; evaluate one that has."""
+        start = now_s()
+        if self.models.predicting or self._is_timed(plan):
+            what, result = "evaluation", self._evaluate(plan)
+        else:
+            what, result = "race", self.race([plan])
+        gain, chance = self._expected
+        self.journal.append(
+            SearchStep(
+                what=what,
+                plan=plan.name,
+                gain=gain,
+                chance=chance,
+                seconds=now_s() - start,
+                result=result,
+            )
+        )
+
+    def race(self, plans: Sequence[Proposal]) -> str:
+        """Race plans beside fp32; gives what that told."""
+        start = now_s()
+        candidates = self.models.rank(plans)
+        self._load_s.append((now_s() - start) / max(len(candidates), len(plans)))
+        self.pool |= {c.plan.digest: c.proposal for c in candidates}
+        # The engine may lack kernels for a mix of formats, or for it with many requests.
+        timed = {c.plan.digest for c in candidates}
+        self.models.dropped |= {p.plan.digest for p in plans} - timed
+        self._take_costs()
+        if self.models.errors_are_cheap:
+            for one in candidates:
+                self.belief.erred(one.proposal, self.models.error(one) ** 2)
+        fp32 = self.models.fp32 or math.nan
+        return ", ".join(f"x{fp32 / c.cost:.3g}" for c in candidates)
+
+    def _evaluate(self, proposal: Proposal) -> str:
+        models, digest = self.models, proposal.plan.digest
+        if models.predicting and all(c.plan.digest != digest for c in models.candidates):
+            self.pool |= {c.plan.digest: c.proposal for c in models.rank([proposal])}
+        candidate = next((c for c in models.candidates if c.plan.digest == digest), None)
+        if candidate is None:  # it does not run
+            models.dropped.add(digest)
+            return "it does not run"
+        trials = models.trials
+        passed = trials.passes(candidate, models.evaluate)
+        metric = trials.metric(candidate.plan)
+        margins = (
+            next(iter(metric.margins.values()), None) if isinstance(metric, Score) else None
+        )
+        self.belief.tried(candidate.proposal, *trials.log_loss(metric), margins)
+        known = [c for c in models.candidates if trials.has_passed(c)]
+        models.keep(*undecided(models.candidates), *known)
+        self._asked = 0
+        self._propose_near()
+        return f"{metric:.6g}, {'passes' if passed else 'misses'}"
+
+    def _take_costs(self) -> None:
+        """Let the belief know the costs of plans that were raced."""
+        fp32 = self.models.fp32
+        for one in self.models.candidates:
+            digest = one.plan.digest
+            if one.timed and digest not in self._timed and fp32 is not None:
+                self._timed.add(digest)
+                self.pool[digest] = one.proposal
+                self.belief.measured(
+                    one.proposal, one.cost / fp32, one.spread / _INTERVAL + 1e-4
+                )
+
+    def _propose_near(self) -> None:
+        """Propose the fastest plans that are expected to pass with several chances."""
+        errors = self.belief.allowed(_CHANCES)
+        shares = [math.sqrt(error / errors[-1]) for error in errors]
+        planner, analysis = self.belief.planner, self.belief.analysis
+        self.add(near(planner, analysis, errors[-1], shares[::-1]))
+
+
+Proposer: TypeAlias = Callable[[Loop], Iterable[Proposal]]
+"""Proposes plans where none of those known is worth a measurement."""
