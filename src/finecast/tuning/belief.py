@@ -246,19 +246,22 @@ class Belief:
 
     def _expected(self, proposals: Sequence[Proposal]) -> tuple[Floats, Floats]:
         """The logarithm of the loss that plans' errors cause, and how far these are known."""
-        known = [self._of(one) for one in proposals]
-        more, off = self._errors.at(np.array([one.errors for one in known]))
-        error = np.array([one.error for one in known]) + more
+        _, error, off = self._erring(proposals)
         power = self.order / 2
         return self.loss + power * (error - math.log(self.reference)), power * off
 
     def _moving(self, proposals: Sequence[Proposal]) -> tuple[Floats, Floats]:
         """The features of plans' errors, of length 1 each, and the errors, not squared."""
+        features, error, _ = self._erring(proposals)
+        length = np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+        return features / length, np.exp(error / 2)
+
+    def _erring(self, proposals: Sequence[Proposal]) -> tuple[Floats, Floats, Floats]:
+        """The features of plans' errors, the logarithms of their squares, and how far off."""
         known = [self._of(one) for one in proposals]
         features = np.array([one.errors for one in known])
-        more, _ = self._errors.at(features)
-        length = np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-        return features / length, np.exp((np.array([one.error for one in known]) + more) / 2)
+        more, off = self._errors.at(features)
+        return features, np.array([one.error for one in known]) + more, off
 
     def _loss_features(self, known: Sequence[Known]) -> Floats:
         """Of each unit and low format, and of all plans."""

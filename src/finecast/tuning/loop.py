@@ -72,6 +72,8 @@ class Loop:
     _load_s: list[float] = field(init=False, default_factory=list[float])
     _timed: set[str] = field(init=False, default_factory=set[str])
     _asked: int = field(init=False, default=0)
+    # The gain and the chance to pass that are expected of the plan to measure next.
+    _expected: tuple[float, float] = field(init=False, default=(0.0, 0.0))
 
     def add(self, proposals: Iterable[Proposal]) -> None:
         """Let plans be chosen."""
@@ -120,10 +122,8 @@ class Loop:
     @property
     def _most_cost(self) -> float:
         """The cost below which a plan gains enough over fp32."""
-        least = self.models.trials.budget.goal.min_speedup
-        if self.models.predicting:
-            least = (1 + least) / 2
-        return math.inf if self.models.fp32 is None else self.models.fp32 / least
+        fp32 = self.models.fp32
+        return math.inf if fp32 is None else fp32 / self.models.min_speedup
 
     def _may_go_on(self) -> bool:
         """Whether the budget lasts, and the search has not tried as much as is worth it."""
@@ -143,14 +143,15 @@ class Loop:
         plans = [p for d, p in self.pool.items() if d not in tried and d not in dropped]
         if not plans:
             return None
-        estimate = self.belief.of(plans)
+        estimate, limit = self.belief.of(plans), self._log_limit
+        gains, hopes = (estimate.gain(limit, least) for least in (0.0, 1.0))
         if self.start is not None:
             start, self.start = self.start, None
-            if start in plans and estimate.cost[plans.index(start)] < self._log_limit:
+            number = plans.index(start) if start in plans else None
+            if number is not None and estimate.cost[number] < limit:
                 self.start = None if self._is_timed(start) else start
-                self._expect(estimate, plans.index(start))
+                self._expected = float(gains[number]), float(estimate.passes[number])
                 return start
-        gains, hopes = (estimate.gain(self._log_limit, least) for least in (0.0, 1.0))
         if gains.max() >= self._worth:
             best = int((gains / self._seconds(plans, estimate)).argmax())
             best = best if gains[best] >= self._worth else int(gains.argmax())
@@ -161,7 +162,7 @@ class Loop:
         else:  # so that it is known that nothing gains
             best = int(hopes.argmax())
         best = self._finest(plans, estimate, best)
-        self._expect(estimate, best)
+        self._expected = float(gains[best]), float(estimate.passes[best])
         return plans[best]
 
     def _finest(self, plans: Sequence[Proposal], estimate: Estimate, best: int) -> int:
@@ -179,14 +180,6 @@ class Loop:
     def _hopes(self) -> bool:
         """Whether too little was tried to be sure that nothing passes."""
         return self.best is None and len(self.models.trials.tried) < _TRIALS
-
-    def _expect(self, estimate: Estimate, plan: int) -> None:
-        self._expected = (
-            float(estimate.gain(self._log_limit)[plan]),
-            float(estimate.passes[plan]),
-        )
-
-    _expected: tuple[float, float] = field(init=False, default=(0.0, 0.0))
 
     @property
     def _worth(self) -> float:
@@ -250,9 +243,11 @@ class Loop:
 
     def _evaluate(self, proposal: Proposal) -> str:
         models, digest = self.models, proposal.plan.digest
-        if models.predicting and all(c.plan.digest != digest for c in models.candidates):
-            self.pool |= {c.plan.digest: c.proposal for c in models.rank([proposal])}
-        candidate = next((c for c in models.candidates if c.plan.digest == digest), None)
+        known = {c.plan.digest: c for c in models.candidates}
+        if models.predicting and digest not in known:
+            known |= {c.plan.digest: c for c in models.rank([proposal])}
+            self.pool |= {d: c.proposal for d, c in known.items()}
+        candidate = known.get(digest)
         if candidate is None:  # it does not run
             models.dropped.add(digest)
             return "it does not run"
@@ -263,8 +258,8 @@ class Loop:
             next(iter(metric.margins.values()), None) if isinstance(metric, Score) else None
         )
         self.belief.tried(candidate.proposal, *trials.log_loss(metric), margins)
-        known = [c for c in models.candidates if trials.has_passed(c)]
-        models.keep(*undecided(models.candidates), *known)
+        kept = [c for c in models.candidates if trials.has_passed(c)]
+        models.keep(*undecided(models.candidates), *kept)
         self._asked = 0
         self._propose_near()
         return f"{metric:.6g}, {'passes' if passed else 'misses'}"

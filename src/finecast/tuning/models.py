@@ -67,6 +67,12 @@ class PlanModels:
     caches: Sequence[KvCache] = ()
     dropped: set[str] = field(default_factory=set[str])
 
+    @property
+    def min_speedup(self) -> float:
+        """The speedup that a candidate needs; if predicted, half of the gain asked for."""
+        least = self.trials.budget.goal.min_speedup
+        return (1 + least) / 2 if self.predicting else least
+
     def rank(self, proposals: Sequence[Proposal]) -> list[Candidate]:
         """Candidates from the cost of every proposal.
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from finecast.native.subject import Built, Subject
+from finecast.planning.plan import Plan
 from finecast.planning.problem import Proposal
 from finecast.planning.proposing import between, lowered_by_one, near, raised_by_one
 from finecast.tuning.hint import coded_over_hints, stated_by_hint
 from finecast.tuning.loop import Loop
 from finecast.tuning.probing import Probing
-from finecast.tuning.search import Candidate, Corrections
+from finecast.tuning.search import Corrections
 
 # A plan may miss the criterion if its predicted output error is above this share of the error
 # that the criterion is expected to allow.
@@ -148,17 +149,17 @@ class Probed:
         """The plan, or none."""
         measuring, trials = loop.models.measuring, loop.models.trials
 
-        def error(candidate: Candidate) -> float:
-            return measuring.plan_error(candidate.plan) ** 2
+        def error(plan: Plan) -> float:
+            return measuring.plan_error(plan) ** 2
 
         if self.probing is None:
             self.probing = Probing(
                 planner=loop.belief.planner,
                 analysis=loop.belief.analysis,
-                error=lambda plan: measuring.plan_error(plan) ** 2,
+                error=error,
             )
         tried = [c for c in loop.models.candidates if c.plan.digest in trials.tried]
-        known = {c.plan.digest: (c.plan, error(c)) for c in tried}
+        known = {c.plan.digest: (c.plan, error(c.plan)) for c in tried}
         allowed = trials.allowed_error({digest: e for digest, (_, e) in known.items()})
         if not allowed or self.searches == SEARCHES:
             return []
@@ -167,7 +168,7 @@ class Probed:
         better = self.probing.fastest(allowed, known.values(), loop.limit)
         if better is None:
             return []
-        probed = measuring.plan_error(better.plan) ** 2
+        probed = error(better.plan)
         loop.belief.tried(
             better, loop.belief.order * math.log(probed / allowed) / 2, _PROBED_OFF
         )

@@ -287,7 +287,7 @@ class _Tuning:
         models.predicting = self.subject.compiles and self.measuring.objective.of_latency
         loop, raced = self._loop(proposals), False
         while (best := loop.run()) is not None:
-            self._try_safer(loop, best)
+            self._try_safer(best)
             unproven = models.trials.certify()
             if unproven:
                 held = [c for c in models.candidates if models.trials.has_passed(c)]
@@ -403,7 +403,7 @@ class _Tuning:
         passed = [c for c in models.candidates if models.trials.has_passed(c)]
         assert models.fp32 is not None
         if models.predicting:  # of those predicted to be equally fast one is compiled
-            passed = chain(passed, models.fp32, (1 + self._goal.min_speedup) / 2)
+            passed = chain(passed, models.fp32, models.min_speedup)
         for one in (best, *passed):
             models.build(one.plan)
         best, measurements = last_race(
@@ -418,7 +418,7 @@ class _Tuning:
             models.take_times(measurements)
         return best, measurements
 
-    def _try_safer(self, loop: Loop, best: Candidate) -> None:
+    def _try_safer(self, best: Candidate) -> None:
         """Evaluate a more accurate plan, which may be certified where the best one is not."""
         models, trials = self.models, self.models.trials
         assert models.analysis is not None
