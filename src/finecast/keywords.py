@@ -126,6 +126,8 @@ class SearchKeywords(TypedDict, total=False):
     score_range: str | Sequence[float] | None
     objective: Objective | str
     min_speedup: float
+    max_size: str | int | None
+    max_bits: float | None
     max_trials: int | None
     timeout_s: float | None
     jobs: int

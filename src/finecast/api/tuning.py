@@ -32,7 +32,7 @@ from finecast.reports import drawn
 from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.rules.user_rules import without_opinion
 from finecast.tuning import workers
-from finecast.tuning.goal import Execution, Goal, Objective, TuneRequest
+from finecast.tuning.goal import Execution, Goal, Objective, TuneRequest, megabytes
 from finecast.tuning.result import Result
 from finecast.tuning.tune import tune as search
 
@@ -78,7 +78,8 @@ def tune(
         options: Single options by name. Of the data (``DataOptions``): ``metric``,
             ``labels``, ``evaluate``, ``calib``, ``batch``, ``of``. Of the accuracy
             (``Criterion``): ``tolerance``, ``criterion``, ``max_drop``, ``keep``. Of the
-            search (``Goal``): ``objective``, ``min_speedup``, ``max_trials``, ``timeout_s``.
+            search (``Goal``): ``objective``, ``min_speedup``, ``max_size``, ``max_bits``,
+            ``max_trials``, ``timeout_s``.
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study`` (likewise), ``resume``,
@@ -181,6 +182,13 @@ def _told(request: TuneRequest, outcome: Result) -> Iterator[str]:
     """The warnings of a search, and those that its options and its time give."""
     yield from judged_by_chosen(request.data, outcome.plan)
     yield from outcome.warnings
+    goal, written = request.goal, outcome.output is not None and outcome.improved
+    if written and goal.max_size is not None and outcome.tuned.size_bytes > goal.max_size:
+        takes, most = megabytes(outcome.tuned.size_bytes), megabytes(goal.max_size)
+        yield (
+            f"the written model takes {takes}, more than the {most} of --max-size: it took"
+            " less as it was searched; give a smaller size"
+        )
     timeout_s = request.goal.timeout_s
     if timeout_s is not None and outcome.seconds > timeout_s:
         yield (

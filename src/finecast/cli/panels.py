@@ -39,7 +39,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
         *("adjust", "calibration", "user_rules", "per_op"),
     ),
     "Search": (
-        *("objective", "max_trials", "timeout_s", "start", "resume"),
+        *("objective", "max_size", "max_bits", "max_trials", "timeout_s", "start", "resume"),
         *("jobs", "executor"),
     ),
     "Timing": ("runs", "seconds", "memory"),

@@ -19,7 +19,7 @@ from finecast.numbers.formats import Format
 from finecast.ops.flops import Shapes, is_view, resolve_shape
 from finecast.ops.patterns import stays_inside
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis, Priced, Widened, as_it_is
+from finecast.planning.problem import Analysis, Priced, WeightLimit, Widened, as_it_is
 from finecast.rules import Permission
 from finecast.solver.assignment import Ints
 
@@ -198,6 +198,36 @@ def by_size(planner: Planner, analysis: Analysis) -> Analysis:
         cast_time=cast_bytes,
         constant_cost=_stored_bytes(graph, planner.permissions),
     )
+
+
+# What the nodes that decode a constant take in a file beside its codes and scales, with names.
+_DECODING_BYTES: Final = 600.0
+
+
+def limited(planner: Planner, analysis: Analysis, most: float, *, nodes: bool) -> Analysis:
+    """``analysis`` of plans whose stored float constants take at most so many bytes.
+
+    Counted are their copies in the types and encodings that ops read, with scales, and the
+    ``nodes`` that decode them, if so asked.
+    """
+    graph = planner.graph
+    stored = _stored_bytes(graph, planner.permissions)
+    fixed = sum(_constant_bytes(v) for v in graph.values if v.format is not Format.FP32)
+
+    def bytes_of(value: Value, fmt: Format) -> float:
+        size = stored(value, fmt)
+        size_read = 0 if value.constant is None else fmt.result.bytes_for(value.constant.size)
+        is_decoded = fmt.has_scales and size != size_read
+        return size + (_DECODING_BYTES if nodes and is_decoded else 0.0)
+
+    return replace(analysis, limit=WeightLimit(most=most, stored=bytes_of, fixed=fixed))
+
+
+def weights_of(graph: Graph) -> tuple[int, float]:
+    """How many numbers the float constants of a graph have, and the bytes that they take."""
+    floats = [v for v in graph.values if v.constant is not None and v.format is not None]
+    count = sum(v.constant.size for v in floats if v.constant is not None)
+    return count, sum(map(_constant_bytes, floats))
 
 
 def by_memory(planner: Planner, analysis: Analysis) -> Analysis:

@@ -23,7 +23,13 @@ from finecast.planning.units import Units, deciding
 from finecast.rules import Permission
 from finecast.solver.assignment import PINNED_HIGH, Bools, Floats, Ints
 from finecast.solver.frontier import Step
-from finecast.solver.labelling import Labelling, LabelProblem, RoundingErrors, Rows
+from finecast.solver.labelling import (
+    Labelling,
+    LabelProblem,
+    RoundingErrors,
+    Rows,
+    SizeLimit,
+)
 
 # Seconds of one cast of a value from one format to another.
 CastTime = Callable[[Value, Format, Format], float]
@@ -96,6 +102,19 @@ def unit_times(graph: Graph, units: Units, cost: CostModel, fmt: Format) -> Floa
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightLimit:
+    """The most bytes that the copies of constants may take in a stored model.
+
+    ``stored`` gives those of the copy of a constant that ops in a format read; ``fixed`` are
+    those of constants that no plan changes.
+    """
+
+    most: float
+    stored: ConstantCost
+    fixed: float = 0.0
+
+
 def as_it_is(fmt: Format) -> Format:
     """``Widened`` of a device that widens no format."""
     return fmt
@@ -117,6 +136,7 @@ class Analysis:
         shapes: Observed shapes of values, by id.
         priced: What the costs count.
         constant_cost: Cost of each copy of a constant; None if constants cost nothing.
+        limit: What the stored constants may take at most; None for any amount.
         stored: The format in which numbers of a format rest in memory on the device.
         node_time: Seconds of a node of the graph in a format, of each node and not only of
             those in a unit; None if that is not known.
@@ -133,6 +153,7 @@ class Analysis:
     shapes: Shapes = field(default_factory=dict[int, Shape])
     priced: Priced = Priced.TIME
     constant_cost: ConstantCost | None = None
+    limit: WeightLimit | None = None
     stored: Widened = as_it_is
     node_time: NodeTime | None = None
 
@@ -210,7 +231,32 @@ def build_problem(
             RoundingErrors(rows=Rows.of(r.lists), error=np.asarray(r.errors, dtype=np.float64))
             for r in rounded
         ),
+        limit=None if analysis.limit is None else _size_limit(graph, analysis, analysis.limit),
     )
+
+
+def _size_limit(graph: Graph, analysis: Analysis, limit: WeightLimit) -> SizeLimit:
+    """The limit as the solver takes it: a constant that one unit reads is that unit's."""
+    units, formats = analysis.units, (*analysis.times,)
+    own = np.zeros((len(units.members), len(formats)))
+    table = np.full((len(formats), len(formats)), limit.fixed)
+    shared: list[tuple[list[int], Floats]] = [([PINNED_HIGH], table)]
+    for _, readers, table in _constant_rows(graph, units, formats, limit.stored):
+        if len(set(readers)) == 1 and readers[0] >= 0:
+            own[readers[0]] += table[0]
+        else:
+            shared.append((readers, table))
+    cast = np.array([table for _, table in shared], dtype=np.float64)
+    nothing = RoundingErrors(rows=Rows.of([]), error=np.zeros(0))
+    sizes = LabelProblem(
+        time=own,
+        error=np.zeros_like(own),
+        producer=np.full(len(shared), PINNED_HIGH),
+        consumers=Rows.of([readers for readers, _ in shared]),
+        cast=cast.reshape(-1, len(formats), len(formats)).transpose(1, 2, 0),
+        roundings=(nothing,) * (len(formats) - 1),
+    )
+    return SizeLimit(sizes=sizes, most=limit.most)
 
 
 def _rows(

@@ -16,7 +16,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner, chosen, pick
 from finecast.planning.problem import Analysis, Choice, Proposal, build_problem
 from finecast.solver.assignment import Floats, Ints
-from finecast.solver.expansion import envelope, fastest_within
+from finecast.solver.expansion import envelope, fastest_within, smallest
 from finecast.solver.flips import Flips, flips
 from finecast.solver.frontier import frontier
 from finecast.solver.labelling import Labelling, LabelProblem, evaluate, two_sided
@@ -26,6 +26,8 @@ MAX_STEPS: Final = 10
 # The limit where all choices are asked for and there are more than two formats: each choice
 # then takes several cuts, and their number is not bounded.
 _MANY: Final = 64
+# The same under a limit of size, where each choice takes cuts at several prices of bytes.
+_MANY_LIMITED: Final = 16
 
 # Shares of the error that the criterion is estimated to allow after a first miss. Predictions
 # of errors, and of the metric from errors, are accurate to some ten percent.
@@ -45,6 +47,8 @@ def frontier_of(
     least cost at its price of error, and is found by one minimum cut; among more formats
     expansion moves approximate it, and an integer program solves small ones. Where no unit's
     own error is negative, the choices of a single low format are nested, and found together.
+    Under a limit of stored weights all choices keep it, and prices of bytes find them; there
+    are none if nothing keeps it.
 
     Args:
         planner: The graph, and what the rules left.
@@ -57,12 +61,13 @@ def frontier_of(
         RuleConflictError: If a unit may have no format.
     """
     problem = build_problem(planner.graph, planner.permissions, analysis)
-    if problem.labels == 2 and problem.is_monotone:
+    if problem.labels == 2 and problem.is_monotone and problem.limit is None:
         return tuple(
             Choice.of(step, problem, step.low, analysis, index=step.index)
             for step in frontier(two_sided(problem), max_steps=most)
         )
-    steps = envelope(problem, max_steps=most or _MANY, errors=_apart(analysis, errors))
+    fewest = _MANY if problem.limit is None else _MANY_LIMITED
+    steps = envelope(problem, max_steps=most or fewest, errors=_apart(analysis, errors))
     choices = [Choice.of(step, problem, step.label, analysis) for step in steps]
     better = accumulate((c.error for c in reversed(choices)), min, initial=math.inf)
     # Errors of several formats saturate apart, so a faster choice may err less in all.
@@ -162,6 +167,22 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
     return proposals
 
 
+def smallest_plan(planner: Planner, analysis: Analysis) -> tuple[Proposal, float]:
+    """The plan whose stored weights take the fewest bytes, and these bytes."""
+    problem = build_problem(planner.graph, planner.permissions, analysis)
+    assert problem.limit is not None
+    least = smallest(problem)
+    size = problem.limit.size(least.label)
+    return labelled(planner, analysis, problem, least, "the smallest plan"), size
+
+
+def weight_bytes(planner: Planner, analysis: Analysis, plan: Plan) -> float:
+    """The bytes of a plan's stored weights, counted as the limit of ``analysis`` counts."""
+    problem = build_problem(planner.graph, planner.permissions, analysis)
+    assert problem.limit is not None
+    return problem.limit.size(labels_of(planner, analysis, problem, plan))
+
+
 def stated(
     planner: Planner, analysis: Analysis, formats: Mapping[int, Format], name: str
 ) -> Proposal:
@@ -231,7 +252,8 @@ def _descend(problem: LabelProblem, slow: Ints, fast: Ints, error: float) -> Lab
     """Change units from ``fast`` to ``slow``, the best trade first, until ``error`` is kept.
 
     Then units are changed back as long as that gains time within ``error``. ``slow`` as a
-    whole keeps the error.
+    whole keeps the error. Under a limit of size it may be that no single change leads further:
+    then ``slow`` is the answer, too.
     """
     at = evaluate(problem, fast)
     differ = np.flatnonzero(slow != fast)
@@ -242,6 +264,8 @@ def _descend(problem: LabelProblem, slow: Ints, fast: Ints, error: float) -> Lab
         if not len(ahead):
             return evaluate(problem, slow)
         price = _price(*_changes(problem, at, ahead, slow))
+        if problem.limit is not None and not np.isfinite(price).any():
+            return evaluate(problem, slow)
         at = _with(problem, at, ahead[np.argmin(price)], slow)
     while True:
         back = tried[at.label[tried] != fast[tried]]
@@ -255,9 +279,17 @@ def _descend(problem: LabelProblem, slow: Ints, fast: Ints, error: float) -> Lab
 def _changes(
     problem: LabelProblem, at: Labelling, units: Ints, label: Ints
 ) -> tuple[Floats, Floats]:
-    """Additional seconds and squared error if one of ``units`` alone takes its ``label``."""
-    unit_flips = flips(problem, at.label)
-    return unit_flips.total_s[units, label[units]], unit_flips.error[units, label[units]]
+    """Additional seconds and squared error if one of ``units`` alone takes its ``label``.
+
+    The seconds are infinite where that breaks the problem's limit.
+    """
+    changes, to = flips(problem, at.label), label[units]
+    more_s = changes.total_s[units, to]
+    if problem.limit is not None:
+        room = problem.limit.most - problem.limit.size(at.label)
+        more = flips(problem.limit.sizes, at.label).total_s[units, to]
+        more_s = np.where(more <= room, more_s, np.inf)
+    return more_s, changes.error[units, to]
 
 
 def _with(problem: LabelProblem, at: Labelling, unit: int, label: Ints) -> Labelling:

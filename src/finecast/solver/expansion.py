@@ -9,7 +9,10 @@ small problem is improved to the best of all by an integer program.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +27,7 @@ from finecast.solver.assignment import (
     Problem,
     ProblemBuilder,
 )
+from finecast.solver.flips import flips
 from finecast.solver.frontier import spread
 from finecast.solver.labelling import Labelling, LabelProblem, evaluate
 from finecast.solver.mincut import solve
@@ -69,14 +73,15 @@ _SCALE: Final = 1e3
 def improved(problem: LabelProblem, lam: float, known: Labelling) -> Labelling:
     """The labelling of least cost at ``lam``, or ``known`` where no better one is found.
 
-    Laws: it costs no more than ``known``. If the problem is small, and few branches suffice,
-    no labelling costs less by more than 1e-6 of its cost. Deterministic.
+    Laws: it costs no more than ``known``, and keeps the problem's limit if ``known`` does. If
+    the problem is small, and few branches suffice, no labelling that does costs less by more
+    than 1e-6 of its cost. Deterministic.
     """
     scale = known.cost(lam)
     if not 0 < scale < np.inf or _size(problem) > _LARGEST:
         return known
     label = _Program(problem, lam).solved(_SCALE / scale)
-    if label is None:
+    if label is None or not problem.fits(label):
         return known
     labelling = evaluate(problem, label)
     return labelling if labelling.cost(lam) < scale else known
@@ -85,9 +90,10 @@ def improved(problem: LabelProblem, lam: float, known: Labelling) -> Labelling:
 def fastest_within(problem: LabelProblem, error: float, known: Labelling) -> Labelling:
     """The fastest labelling of at most this error, or ``known`` where no faster one is found.
 
-    Laws: its error is at most ``error`` if that of ``known`` is, and it takes no longer. If
-    the problem is small, few branches suffice, and no single error is more than 1e9 times as
-    large, no such labelling is faster by more than 1e-6. Deterministic.
+    Laws: its error is at most ``error`` if that of ``known`` is, it takes no longer, and keeps
+    the problem's limit if ``known`` does. If the problem is small, few branches suffice, and
+    no single error is more than 1e9 times as large, no such labelling is faster by more than
+    1e-6. Deterministic.
     """
     if not 0 < known.time_s < np.inf or not 0 < error < np.inf or _size(problem) > _LARGEST:
         return known
@@ -95,7 +101,7 @@ def fastest_within(problem: LabelProblem, error: float, known: Labelling) -> Lab
     if max(np.abs(part).max(initial=0.0) for part in program.error) > _ERRORS * error:
         return known
     label = program.solved(_SCALE / known.time_s, error)
-    if label is None:
+    if label is None or not problem.fits(label):
         return known
     labelling = evaluate(problem, label)
     return labelling if labelling.time_s < known.time_s and labelling.error <= error else known
@@ -103,7 +109,8 @@ def fastest_within(problem: LabelProblem, error: float, known: Labelling) -> Lab
 
 def _size(problem: LabelProblem) -> int:
     """How many variables the program has."""
-    casts = int(np.count_nonzero((problem.cast > 0).any(axis=0)))
+    parts = (problem, *((problem.limit.sizes,) if problem.limit else ()))
+    casts = sum(int(np.count_nonzero((part.cast > 0).any(axis=0))) for part in parts)
     rounded = sum(len(r.error) for r in problem.roundings)
     return problem.time.size + casts * problem.labels + rounded
 
@@ -119,13 +126,18 @@ class _Program:
         cost = np.where(allowed, problem.time + lam * problem.error, 0.0)
         self.cost: list[Floats] = [cost.ravel(), np.zeros(k * k)]
         self.error: list[Floats] = [problem.error.ravel(), np.zeros(k * k)]
+        sizes = None if problem.limit is None else problem.limit.sizes
+        own = np.zeros((n, k)) if sizes is None else np.where(allowed, sizes.time, 0.0)
+        self.bytes: list[Floats] = [own.ravel(), np.zeros(k * k)]
         self.lower: list[Floats] = [np.zeros(n * k), pins.ravel()]
         self.upper: list[Floats] = [allowed.astype(np.float64).ravel(), pins.ravel()]
         self.size = (n + k) * k
         # Entries of the constraints ``sum >= 0``: row, column, coefficient.
         self.entries: list[tuple[Ints, Ints, Floats]] = []
         self.rows = 0
-        self._casts()
+        self._casts(problem)
+        if sizes is not None:
+            self._casts(sizes, of_size=True)
         for number, rounded in enumerate(problem.roundings, start=1):
             paid = self._added(lam * rounded.error, error=rounded.error)
             units = self._column(rounded.rows.unit, number)
@@ -148,6 +160,9 @@ class _Program:
         if within < np.inf:
             error = csr_array(np.concatenate(self.error)[None] / within)
             limits.append(optimize.LinearConstraint(error, -np.inf, 1.0))
+        if self.of.limit is not None:
+            size = csr_array(np.concatenate(self.bytes)[None] / self.of.limit.most)
+            limits.append(optimize.LinearConstraint(size, -np.inf, 1.0))
         whole = np.zeros(self.size)
         whole[: n * k] = 1
         solution: Any = optimize.milp(
@@ -161,13 +176,14 @@ class _Program:
         )
         return None if solution.x is None else solution.x[: n * k].reshape(n, k).argmax(axis=1)
 
-    def _casts(self) -> None:
+    def _casts(self, of: LabelProblem, *, of_size: bool = False) -> None:
         """A cast is paid if the producer has the one label and any consumer the other.
 
         The casts of a value into a label, from every label, add up to 1 if a consumer has it.
-        There is none from a label that the producer does not have.
+        There is none from a label that the producer does not have. They cost time, or those
+        ``of_size`` what is limited.
         """
-        of, k = self.of, self.of.labels
+        k = of.labels
         row, unit = of.consumers.row, of.consumers.unit
         for to in range(k):
             costs = of.cast[:, to]
@@ -175,7 +191,9 @@ class _Program:
             if not len(values):
                 continue
             usable = np.isfinite(costs[:, values])
-            paid = self._added(np.where(usable, costs[:, values], 0.0).ravel(), usable.ravel())
+            amount = np.where(usable, costs[:, values], 0.0).ravel()
+            seconds, size = (np.zeros(len(amount)), amount) if of_size else (amount, None)
+            paid = self._added(seconds, usable.ravel(), size=size)
             paid = paid.reshape(k, len(values))
             for source in range(k):
                 producer_columns = self._column(of.producer[values], source)
@@ -192,12 +210,18 @@ class _Program:
         return place * k + label
 
     def _added(
-        self, cost: Floats, usable: Bools | None = None, *, error: Floats | None = None
+        self,
+        cost: Floats,
+        usable: Bools | None = None,
+        *,
+        error: Floats | None = None,
+        size: Floats | None = None,
     ) -> Ints:
-        """New variables with these costs, and with these errors if they have any."""
+        """New variables with these costs, and with these errors and sizes if they have any."""
         count = len(cost)
         self.cost.append(cost)
         self.error.append(np.zeros(count) if error is None else error)
+        self.bytes.append(np.zeros(count) if size is None else size)
         self.lower.append(np.zeros(count))
         self.upper.append(np.ones(count) if usable is None else usable.astype(np.float64))
         self.size += count
@@ -214,6 +238,18 @@ class _Program:
         self.rows += count
 
 
+# The price of error at which a labelling of the least error is looked for, times the time of
+# the fastest labelling over its error: differences of a millionth of that error count less
+# than all of the time.
+_ACCURATE: Final = 1e6
+# Prices of size: by how much one is raised until the limit is kept, how often, and how often
+# the range of prices is halved then. It is small enough where so much of the limit is used.
+_RAISE: Final = 4.0
+_RAISES: Final = 40
+_HALVES: Final = 8
+_FULL: Final = 0.99
+# Single changes by which what a price leaves of the limit is filled.
+_FILLS: Final = 64
 # Costs that differ by less than this share count as equal, because sums are rounded.
 _SAME = 1e-12
 # The largest number of searches between two steps, for each step that is wanted.
@@ -227,9 +263,15 @@ def label(problem: LabelProblem, lam: float, start: Labelling | None = None) -> 
     another label, and casts from a format to itself take no time, it costs no more than the
     best assignment of label 0 and any one other label; with two formats it is then optimal.
     For more formats it is the best of all if the problem is small (see ``improved``).
+    Where the problem has a limit, it keeps that if any labelling was found that does.
     Deterministic.
     """
-    return improved(problem, lam, _by_moves(problem, lam, start))
+
+    def find(priced: LabelProblem) -> Labelling:
+        at = None if start is None else evaluate(priced, start.label)
+        return _by_moves(priced, lam, at)
+
+    return improved(problem, lam, limited(problem, lam, find))
 
 
 def _by_moves(problem: LabelProblem, lam: float, start: Labelling | None = None) -> Labelling:
@@ -256,13 +298,15 @@ def envelope(
 ) -> tuple[Labelling, ...]:
     """Labellings along the lower convex envelope of error and time, fastest last.
 
-    Law: error grows and time falls strictly. The envelope is of the labellings that moves
-    find, which are optimal for two formats only. At most ``max_steps`` are returned, evenly
-    spread along it. The search is not refined between steps whose errors lie outside
-    ``errors``.
+    Law: error grows and time falls strictly, and all keep the problem's limit. The envelope is
+    of the labellings that moves find, which are optimal for two formats only. At most
+    ``max_steps`` are returned, evenly spread along it. The search is not refined between steps
+    whose errors lie outside ``errors``.
     """
-    slowest, fastest = highest(problem), label(problem, 0.0)
-    labellings, waiting = [slowest, fastest], [(slowest, fastest)]
+    fastest = label(problem, 0.0)
+    slowest = highest(problem) if problem.limit is None else _most_accurate(problem, fastest)
+    labellings = [one for one in (slowest, fastest) if problem.fits(one.label)]
+    waiting = [(slowest, fastest)] if len(labellings) > 1 else []
     for _ in range(_TRIES * max_steps):
         if not waiting:
             break
@@ -272,14 +316,93 @@ def envelope(
         if low.error <= errors[0] or high.error > errors[1]:
             continue
         lam = (high.time_s - low.time_s) / (low.error - high.error)
-        between = improved(problem, lam, _between(problem, lam, high, low))
+        find = partial(_between, lam=lam, high=high.label, low=low.label)
+        between = improved(problem, lam, limited(problem, lam, find))
         if between.cost(lam) < low.cost(lam) - _SAME * low.cost(lam):
             labellings.append(between)
             waiting += [(high, between), (between, low)]
     return _thinned(_pareto(labellings), max_steps)
 
 
-def _between(problem: LabelProblem, lam: float, high: Labelling, low: Labelling) -> Labelling:
+def _most_accurate(problem: LabelProblem, fastest: Labelling) -> Labelling:
+    """A labelling of the least error within the limit, the fastest of about equal ones."""
+    lam = _ACCURATE * fastest.time_s / fastest.error if fastest.error > 0 else 0.0
+    return label(problem, lam, fastest)
+
+
+def smallest(problem: LabelProblem) -> Labelling:
+    """A labelling that takes least of what is limited, the most accurate of equal ones."""
+    assert problem.limit is not None
+    sizes = replace(
+        problem.limit.sizes,
+        time=np.where(np.isfinite(problem.time), problem.limit.sizes.time, np.inf),
+        error=problem.error,
+        roundings=problem.roundings,
+    )
+    least = label(sizes, 0.0)
+    lam = least.time_s / (_ACCURATE * least.error) if least.error > 0 else 0.0
+    return evaluate(problem, label(sizes, lam, least).label)
+
+
+def limited(
+    problem: LabelProblem, lam: float, find: Callable[[LabelProblem], Labelling]
+) -> Labelling:
+    """The best labelling at ``lam`` within the problem's limit that prices of size lead to.
+
+    ``find`` gives a labelling of little cost at ``lam`` of a problem without limit. In such a
+    problem sizes have a price, the least at which the limit is kept: Lagrange's multiplier.
+    What that leaves of the limit single changes fill. Where nothing keeps the limit, the
+    result does not, either.
+    """
+    limit = problem.limit
+    free = find(problem.priced(0.0))
+    if limit is None or problem.fits(free.label):
+        return evaluate(problem, free.label)
+    # Prices at which the limit is broken and kept; the first guess is the mean cost of a unit.
+    broken, kept = 0.0, max(free.cost(lam), 1e-300) / max(limit.most, 1e-300)
+    known: list[Labelling] = []
+    for _ in range(_RAISES):
+        labelling = find(problem.priced(kept))
+        if problem.fits(labelling.label):
+            known.append(labelling)
+            break
+        broken, kept = kept, _RAISE * kept
+    if not known:
+        return evaluate(problem, free.label)
+    for _ in range(_HALVES):
+        if limit.size(known[-1].label) >= _FULL * limit.most:
+            break
+        price = math.sqrt(broken * kept) if broken else kept / _RAISE
+        labelling = find(problem.priced(price))
+        if problem.fits(labelling.label):
+            kept = price
+            known.append(labelling)
+        else:
+            broken = price
+    best = min((evaluate(problem, x.label) for x in known), key=lambda x: x.cost(lam))
+    return _filled(problem, lam, best)
+
+
+def _filled(problem: LabelProblem, lam: float, at: Labelling) -> Labelling:
+    """``at`` with single units changed, as long as that costs less and keeps the limit."""
+    limit = problem.limit
+    assert limit is not None
+    for _ in range(_FILLS):
+        change = flips(problem, at.label)
+        more = change.total_s + lam * change.error
+        room = limit.most - limit.size(at.label)
+        more = np.where(flips(limit.sizes, at.label).total_s <= room, more, np.inf)
+        unit, to = np.unravel_index(int(more.argmin()), more.shape)
+        changed = at.label.copy()
+        changed[unit] = to
+        better = evaluate(problem, changed)
+        if not problem.fits(changed) or better.cost(lam) >= at.cost(lam) * (1 - _SAME):
+            break
+        at = better
+    return at
+
+
+def _between(problem: LabelProblem, lam: float, high: Ints, low: Ints) -> Labelling:
     """What moves find at ``lam``, where two steps cost the same.
 
     Among more than two formats units in which both steps agree keep their label. With all
@@ -287,11 +410,11 @@ def _between(problem: LabelProblem, lam: float, high: Labelling, low: Labelling)
     (10,000 units of three formats).
     """
     if problem.labels == 2:
-        return _by_moves(problem, lam, high)
-    free = high.label != low.label
-    part = problem.part(free, high.label)
-    label = high.label.copy()
-    label[free] = _by_moves(part, lam, evaluate(part, high.label[free])).label
+        return _by_moves(problem, lam, evaluate(problem, high))
+    free = high != low
+    part = problem.part(free, high)
+    label = high.copy()
+    label[free] = _by_moves(part, lam, evaluate(part, high[free])).label
     return evaluate(problem, label)
 
 

@@ -7,7 +7,7 @@ equivalent to ``assignment.Problem``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -85,6 +85,7 @@ class LabelProblem:
             consumer's. From a format to itself it is zero, unless ops in that format store
             their results in another one.
         roundings: For each low format, label 1 first, its roundings.
+        limit: What labellings may take of something else, such as bytes; None for any amount.
 
     Raises:
         RuleConflictError: If a unit may have no format.
@@ -97,6 +98,7 @@ class LabelProblem:
     consumers: Rows
     cast: Floats
     roundings: tuple[RoundingErrors, ...]
+    limit: SizeLimit | None = None
 
     def __post_init__(self) -> None:
         """Check shapes, and that each unit has a permitted format."""
@@ -131,6 +133,7 @@ class LabelProblem:
         """The problem of the units that are ``free``; all others keep their ``label``.
 
         Law: the costs of two labellings of the part differ by as much as those of all units.
+        The part has no limit.
         """
         names = np.where(free, np.cumsum(free) - 1, -1 - label)
         names = np.concatenate([names, np.arange(-self.labels, 0)])
@@ -148,6 +151,46 @@ class LabelProblem:
                 for r, rows in rounded
             ),
         )
+
+    def fits(self, label: Ints) -> bool:
+        """Whether a labelling keeps the limit."""
+        return self.limit is None or self.limit.size(label) <= self.limit.most
+
+    def priced(self, price: float) -> LabelProblem:
+        """The problem without its limit, in which sizes cost ``price`` seconds a unit."""
+        if self.limit is None or not price:
+            return replace(self, limit=None)
+        sizes = self.limit.sizes
+        ends = self.consumers.ptr[-1] + sizes.consumers.ptr[1:]
+        return replace(
+            self,
+            time=self.time + price * sizes.time,
+            producer=np.concatenate([self.producer, sizes.producer]),
+            consumers=Rows(
+                ptr=np.concatenate([self.consumers.ptr, ends]),
+                unit=np.concatenate([self.consumers.unit, sizes.consumers.unit]),
+            ),
+            cast=np.concatenate([self.cast, price * sizes.cast], axis=2),
+            limit=None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeLimit:
+    """The most that a labelling may take of something that adds up as time does, as bytes.
+
+    Attributes:
+        sizes: What units, and copies of values in the formats of readers, take of it, in place
+            of seconds. Its errors count nothing.
+        most: The limit.
+    """
+
+    sizes: LabelProblem
+    most: float
+
+    def size(self, label: Ints) -> float:
+        """What a labelling takes."""
+        return evaluate(self.sizes, label).time_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

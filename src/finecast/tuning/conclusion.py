@@ -95,7 +95,7 @@ class Conclusion:
             built.release()
             what = f"{found.name} is not {self._wanted} here"
             return self.unchanged(f"{what}: it {takes(1 / gain.median, least)}")
-        if gain.low < least or gain.low <= 1:
+        if gain.low < least or gain.low <= 1 <= least:
             built.release()
             return self.unchanged(
                 f"{found.name} is not shown to be {self._wanted} here: measured"
@@ -104,7 +104,7 @@ class Conclusion:
                 " nothing else runs on this machine"
             )
         losing = self._losing(built)
-        if losing and not self._one_call_asked:
+        if losing and least >= 1 and not self._one_call_asked:
             built.release()
             return self.unchanged(
                 f"{found.name} gains in one call by losing in the other: {losing};"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Final
 
@@ -129,6 +131,37 @@ Bytes do not scatter; a smaller gain in bytes is not worth a loss of accuracy.
 """
 
 
+ANY_SPEEDUP: Final = 0.1
+"""The least gain where fp32 exceeds a bound on size: nearly any plan that keeps it counts."""
+
+_UNITS: Final = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+
+
+def _bytes_of(given: str | int | None) -> int | None:
+    """The bytes that ``120MB`` states, or a number of bytes.
+
+    Raises:
+        UsageError: If it is no size, or nothing fits into it.
+    """
+    if given is None:
+        return None
+    number = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", str(given))
+    unit = None if number is None else _UNITS.get(number[2].upper() or "B")
+    size = 0 if number is None or unit is None else int(float(number[1]) * unit)
+    if size < 1:
+        raise UsageError(
+            f"{given!r} is no size of a file",
+            where="--max-size",
+            fix=f"give a number and a unit ({', '.join(_UNITS)}), as 120MB",
+        )
+    return size
+
+
 @checks
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
@@ -138,7 +171,11 @@ class Goal:
         criterion: The accuracy to keep.
         objective: What the search minimises.
         min_speedup: How many times as fast as fp32 a plan has to be; with another objective,
-            how many times as good.
+            how many times as good. Where fp32 exceeds a bound on size, the default asks for
+            no gain.
+        max_size: The most bytes of the file that is written.
+        max_bits: The most bits that a number of the stored weights takes in the mean, its
+            share of scales counted.
         max_trials: The most evaluations of plans on all data; None for no limit. A given
             number is used up: faster plans are looked for until it is spent.
         timeout_s: Seconds after which no evaluation is begun but the first, and the last race
@@ -163,6 +200,19 @@ class Goal:
         " good.",
         kind=float,
     ).field(MIN_SPEEDUP)
+    max_size: int | None = Option(
+        help="The most that the written file may take, as 120MB: of the plans that do, the"
+        " fastest is found that keeps the accuracy.",
+        metavar="SIZE",
+        python=((str, Integral), "a size, as 120MB, or a number of bytes"),
+        convert=_bytes_of,
+    ).field(None)
+    max_bits: float | None = Option(
+        help="The most bits that a weight may take in the mean of all weights, with its share"
+        " of scales, as 5.",
+        metavar="BITS",
+        kind=float,
+    ).field(None)
     max_trials: int | None = Option(
         help="The most plans that are evaluated on all data.",
         kind=int,
@@ -181,14 +231,22 @@ class Goal:
         """Refuse goals that can never be met.
 
         Raises:
-            UsageError: If the speedup is below 1, or a budget leaves no trial.
+            UsageError: If the speedup is below 1, a budget leaves no trial, or a bound on size
+                leaves no weight.
         """
         convert_options(self)
-        if not 1 <= self.min_speedup < math.inf:
+        if self.max_bits is not None and not 0 < self.max_bits < math.inf:
+            raise UsageError(
+                f"{self.max_bits:g} bits hold no weight",
+                where="--max-bits",
+                fix="give more than 0, as 5",
+            )
+        least = ANY_SPEEDUP if self.bounds_size else 1
+        if not least <= self.min_speedup < math.inf:
             raise UsageError(
                 f"{self.min_speedup:g} times as good as fp32 is no gain to ask for",
                 where="min_speedup",
-                fix="give 1 or more, as 1.5",
+                fix=f"give {least:g} or more, as 1.5",
             )
         if self.max_trials is not None and self.max_trials < 1:
             raise UsageError(
@@ -204,6 +262,18 @@ class Goal:
             )
 
     @property
+    def bounds_size(self) -> bool:
+        """Whether plans are bounded in size."""
+        return self.max_size is not None or self.max_bits is not None
+
+    @property
+    def size_text(self) -> str:
+        """The bounds on size, as users read them."""
+        size = "" if self.max_size is None else megabytes(self.max_size)
+        bits = "" if self.max_bits is None else f"{self.max_bits:g} bits a weight"
+        return " and ".join(filter(None, (size, bits)))
+
+    @property
     def goes_on(self) -> bool:
         """Whether what is left of the budget is spent on faster plans."""
         return not self.is_unlimited and not self.first_is_enough
@@ -212,6 +282,11 @@ class Goal:
     def is_unlimited(self) -> bool:
         """Whether there is no budget, so that the search ends by itself."""
         return self.max_trials is None and self.timeout_s is None
+
+
+def megabytes(size_bytes: float) -> str:
+    """A size as text: ``12.3 MB``."""
+    return f"{size_bytes / 1e6:.4g} MB"
 
 
 LOCAL: Final = "local"

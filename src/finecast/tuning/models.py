@@ -22,6 +22,7 @@ from finecast.tuning.hint import with_hinted_errors, with_hints
 from finecast.tuning.kv_cache import KvCache, with_kv_caches
 from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.search import Candidate
+from finecast.tuning.size import SizeBound
 from finecast.tuning.trials import Trials
 
 # Uncertainty of predicted costs where plans are compiled only to be timed: plans within about
@@ -49,7 +50,9 @@ class PlanModels:
         built: Models by the plan's digest, as long as they may still be chosen.
         candidates: Every plan that was raced or predicted to be fast.
         caches: What each format of a KV cache that the engine keeps saves and loses.
-        dropped: Digests of plans whose models do not run as planned; they race once.
+        dropped: Digests of plans whose models do not run as planned; they race once. Those
+            that exceed the bound on size never do.
+        bound: The bound on size; None for none.
     """
 
     subject: Subject
@@ -66,12 +69,13 @@ class PlanModels:
     candidates: list[Candidate] = field(default_factory=list[Candidate])
     caches: Sequence[KvCache] = ()
     dropped: set[str] = field(default_factory=set[str])
+    bound: SizeBound | None = None
 
     @property
     def min_speedup(self) -> float:
         """The speedup that a candidate needs; if predicted, half of the gain asked for."""
         least = self.trials.budget.goal.min_speedup
-        return (1 + least) / 2 if self.predicting else least
+        return (1 + least) / 2 if self.predicting and least > 1 else least
 
     def rank(self, proposals: Sequence[Proposal]) -> list[Candidate]:
         """Candidates from the cost of every proposal.
@@ -83,11 +87,15 @@ class PlanModels:
         stated = with_hints(self.subject, with_kv_caches(proposals, self.caches))
         unique = {p.plan.digest: p for p in reversed(stated)}
         unique = {digest: p for digest, p in unique.items() if digest not in self.dropped}
-        if not unique:
-            return []
         for done, proposal in enumerate(unique.values()):
             self.progress("convert", done, len(unique))
             self.build(proposal.plan)
+        if self.bound is not None:
+            large = {d for d in unique if not self.bound.keeps(self.built[d])}
+            self.dropped |= large
+            unique = {d: p for d, p in unique.items() if d not in large}
+        if not unique:
+            return []
         if self.predicting:
             candidates = self._predicted(unique)
         else:

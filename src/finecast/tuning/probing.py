@@ -108,6 +108,11 @@ class Probing:
     def _label(self, plan: Plan) -> Ints:
         return labels_of(self.planner, self.analysis, self._problem, plan)
 
+    def _widen_to(self, label: Ints) -> None:
+        """Let a labelling that keeps the problem's limit be chosen."""
+        if self._problem.fits(label):
+            self._added(label)
+
     def _added(self, label: Ints) -> bytes:
         """The key of a labelling, which is in the pool from now on."""
         key = label.tobytes()
@@ -170,11 +175,11 @@ class Probing:
         rank = np.argsort(-np.abs(neighbours.total_s[*changes.T]), kind="stable")
         paired = changes[rank[:_PAIRED]]
         for unit, label in changes:
-            self._added(_with(at.label, (unit, label)))
+            self._widen_to(_with(at.label, (unit, label)))
         for i, one in enumerate(paired):
             for other in paired[:i]:
                 if one[0] != other[0]:
-                    self._added(_with(at.label, tuple(one), tuple(other)))
+                    self._widen_to(_with(at.label, tuple(one), tuple(other)))
 
 
 def _log(error: float) -> float:

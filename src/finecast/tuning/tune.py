@@ -37,7 +37,7 @@ from finecast.tuning.certifying import certifier_of
 from finecast.tuning.conclusion import Conclusion, last_race
 from finecast.tuning.executor import Executor, LocalExecutor
 from finecast.tuning.findings import SearchStep, findings
-from finecast.tuning.goal import Budget, Goal
+from finecast.tuning.goal import ANY_SPEEDUP, MIN_SPEEDUP, Budget, Goal
 from finecast.tuning.hint import hinted_proposals
 from finecast.tuning.kv_cache import kv_caches, with_kv_caches
 from finecast.tuning.loop import Loop, Proposer
@@ -53,6 +53,7 @@ from finecast.tuning.proposers import (
 )
 from finecast.tuning.result import Result
 from finecast.tuning.search import Candidate, Corrections, chain, worth_timing
+from finecast.tuning.size import SizeBound
 from finecast.tuning.trials import Trials, nan_baseline
 
 # A plan that may be certified where the best one is not has this share of its error.
@@ -111,7 +112,7 @@ def tune(
             to start from is of another model.
         EngineError: If the fp32 model cannot be run.
     """
-    budget, progress = Budget(goal=goal), Phases(progress, "load", goal.start_s)
+    progress = Phases(progress, "load", goal.start_s)
     workload = goal.objective.timed(workload)
     measuring = Measuring(
         objective=goal.objective,
@@ -150,6 +151,9 @@ def tune(
 
     examined = examine(narrowed)
     _tell_time(subject, workload, progress)
+    bound = SizeBound.of(goal, subject.model.size_bytes, examined.planner.graph)
+    if bound is not None and bound.excludes_fp32 and goal.min_speedup == MIN_SPEEDUP:
+        goal = replace(goal, min_speedup=ANY_SPEEDUP)
     trials = Trials(
         model=subject.model.digest,
         workload=workload,
@@ -158,7 +162,7 @@ def tune(
         runner=goal.objective.keyed(subject.runner),
         study=subject.study,
         progress=progress,
-        budget=budget,
+        budget=Budget(goal=goal),
     )
     models = PlanModels(
         subject=subject,
@@ -167,6 +171,7 @@ def tune(
         trials=trials,
         progress=progress,
         planner=examined.planner,
+        bound=bound,
     )
     tuning = _Tuning(
         models=models,
@@ -280,8 +285,10 @@ class _Tuning:
             proposals = self._right_proposals()
         except EngineError as error:
             return self._unchanged(f"no plan can be judged: {error.what}")
-        if not proposals:
+        why = self._too_large()
+        if not (why or proposals):
             why = "no plan lowers an op that computes: there is nothing to gain"
+        if why:
             return self._unchanged(why)
         models = self.models
         models.predicting = self.subject.compiles and self.measuring.objective.of_latency
@@ -299,14 +306,47 @@ class _Tuning:
             if gain >= self._goal.min_speedup:
                 return self._improved(best, measurements)
             raced = True
+        return self._none(loop, raced=raced)
+
+    def _none(self, loop: Loop, *, raced: bool) -> Result:
+        """The outcome without a plan; ``raced``: one passed, and gained too little."""
+        models = self.models
+        if models.fp32 is None:
+            return self._unchanged(f"no plan tried takes at most {self._goal.size_text}")
         if raced or not models.trials.tried:
-            assert models.fp32 is not None
             none_better = self._conclusion.none_better(models.candidates, models.fp32)
             return self._unchanged(none_better)
         why = models.trials.none_passes(len(loop.pool))
+        nearest = models.trials.nearest(models.candidates)
+        if models.bound is not None and nearest is not None:
+            metric = models.trials.metric(nearest.plan)
+            why += f"; the best that takes at most {self._goal.size_text} has {metric:.6g}"
         if self._goal.is_unlimited:
             why += "; with --max-trials or --timeout single ops are tried, too"
         return self._unchanged(why)
+
+    def _too_large(self) -> str:
+        """Text: that the smallest plan exceeds the bound on size, and what it loses; or empty.
+
+        It is evaluated on all data.
+        """
+        models, bound = self.models, self.models.bound
+        if bound is None or models.analysis is None:
+            return ""
+        smallest = bound.smallest(models.planner, models.analysis)
+        if smallest is None:
+            return ""
+        proposal, takes = smallest
+        text = f"no plan takes at most {self._goal.size_text}: the smallest takes {takes}"
+        try:
+            metric = models.evaluate(proposal.plan)
+        except EngineError as error:
+            return f"{text}; it does not run: {error.what}"
+        finally:
+            models.keep()
+        return (
+            f"{text}; it has {metric:.6g} on your data, and fp32 {models.trials.baseline:.6g}"
+        )
 
     def _improved(self, best: Candidate, measurements: Measurements) -> Result:
         self.models.keep(best)
@@ -395,7 +435,11 @@ class _Tuning:
         def race(racing: Sequence[Candidate]) -> Measurements:
             errors = {c.plan.digest: c.error for c in models.fitting(racing)}
             effort = replace(
-                measuring.FINAL, settle_s=settle_s, errors=errors, sure=racing[0].plan.digest
+                measuring.FINAL,
+                settle_s=settle_s,
+                errors=errors,
+                sure=racing[0].plan.digest,
+                limit=max(measuring.FINAL.limit, 1 / self._goal.min_speedup),
             )
             raced = {digest: models.built[digest] for digest in errors}
             return self._conclusion.race(raced, effort)
@@ -530,7 +574,9 @@ class _Tuning:
         analysed = self.examined.analysis(of_time=of_time, lost=lost)
         analysis = self.models.analysis = self.measuring.priced(planner, analysed)
         self.progress("plans", 0, 1)
-        proposals = propose(planner, analysis, max_steps=self.subject.max_steps)
+        proposals = self._frontier(planner, analysis)
+        assert self.models.analysis is not None
+        analysis = self.models.analysis
         self.frontier = proposals
         gaining = worth_timing(proposals, self._goal.min_speedup)
         self.hints, hinted = hinted_proposals(self.subject, planner, analysis)
@@ -546,6 +592,22 @@ class _Tuning:
         exact = [p for p in proposals if not p.plan.lowers]
         first_proposals += (*with_kv_caches(exact, self.models.caches),)
         return [p for p in first_proposals if p.plan.lowers]
+
+    def _frontier(self, planner: Planner, analysis: Analysis) -> list[Proposal]:
+        """The frontier of plans that keep the bound on size, if there is one.
+
+        What models take beside their weights is known once the first of them are made.
+        """
+        bound, most = self.models.bound, self.subject.max_steps
+        if bound is None:
+            return propose(planner, analysis, max_steps=most)
+        while True:
+            self.models.analysis = bound.limited(planner, analysis)
+            proposals = propose(planner, self.models.analysis, max_steps=most)
+            models = [self.models.build(p.plan) for p in proposals if p.plan.lowers]
+            learned = {bound.learn(planner, self.models.analysis, model) for model in models}
+            if True not in learned:
+                return proposals
 
     def _lost(self) -> dict[Format, float]:
         """The share of what may be lost that is lost by all ops in a format without scales.
