@@ -51,9 +51,8 @@ def convert(
         model: The model, or its path.
         output: Where the converted model goes; None: it is only the result's ``model``.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
-        data: An npz with the model's inputs, arrays by name, or batches: their ranges guide
-            the rules, and the result is verified on the first batch. Without data it is
-            verified on random feeds.
+        data: As for ``tune``: its ranges guide the rules, and the result is verified on the
+            first batch. Without data it is verified on random feeds.
         engine: ``NAME[:DEVICE]``; by default the first that runs the model, or an emulator.
         target: A device that is not here, by name or with options: the model has its formats.
         progress: True shows progress on a terminal and in a notebook, False nothing; or a

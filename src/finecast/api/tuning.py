@@ -69,8 +69,9 @@ def tune(
         model: The model, or its path.
         output: Where the model goes; None: it is only the result's ``model``.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
-        data: An npz file, arrays by name, or batches that can be iterated again and again,
-            such as a DataLoader; or DataOptions.
+        data: A file (.npz, .csv, .parquet), a folder of images, a table, arrays by name, or
+            batches that can be iterated again and again, such as a DataLoader; or
+            DataOptions.
         goal: The accuracy to keep, the objective and the budget.
         engine: ``NAME[:DEVICE]``; by default the first that runs the model.
         target: A device that is not here: accuracy is emulated and times are modelled.
