@@ -39,7 +39,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
         *("adjust", "calibration", "user_rules", "per_op"),
     ),
     "Search": (
-        *("objective", "max_trials", "timeout_s", "start", "resume"),
+        *("preset", "objective", "max_trials", "timeout_s", "start", "resume"),
         *("jobs", "executor"),
     ),
     "Timing": ("runs", "seconds", "memory"),
@@ -53,7 +53,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
 FIRST: Final[dict[str, tuple[str, ...]]] = {
     "tune": (
         *("path", "data", "metric", "evaluate", "calib", "max_drop", "auto_cast_type"),
-        *("engine", "target", "report", "force", "as_json", "help", "help_all"),
+        *("preset", "engine", "target", "report", "force", "as_json", "help", "help_all"),
     ),
 }
 """The first panel of verbs that have another one. What it leaves out is in ``_LATER``."""
