@@ -25,7 +25,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     _FIRST: (
         *("to", "path", "output", "plan", "data", "metric", "evaluate", "calib", "max_drop"),
         *("check", "max_error", "auto_cast", "auto_cast_type", "exclude", "engine", "target"),
-        *("dims", "verify", "force", "report", "ops", "every"),
+        *("preset", "dims", "verify", "force", "report", "ops", "every"),
         *("settings", "strict"),
         *("values", "as_json", "help", "help_all"),
     ),
@@ -39,7 +39,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
         *("adjust", "calibration", "user_rules", "per_op"),
     ),
     "Search": (
-        *("preset", "objective", "max_trials", "timeout_s", "start", "resume"),
+        *("objective", "max_trials", "timeout_s", "start", "resume"),
         *("jobs", "executor"),
     ),
     "Timing": ("runs", "seconds", "memory"),
@@ -52,12 +52,12 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
 """Names of parameters by the panel's heading; options of plugins have panels of their own."""
 FIRST: Final[dict[str, tuple[str, ...]]] = {
     "tune": (
-        *("path", "data", "metric", "evaluate", "calib", "max_drop", "auto_cast_type"),
-        *("preset", "engine", "target", "report", "force", "as_json", "help", "help_all"),
+        *("path", "data", "metric", "evaluate", "calib", "max_drop", "preset"),
+        *("engine", "target", "report", "force", "as_json", "help", "help_all"),
     ),
 }
 """The first panel of verbs that have another one. What it leaves out is in ``_LATER``."""
-_LATER: Final = {"auto_cast": "Formats of ops", "exclude": "Formats of ops"}
+_LATER: Final = {name: "Formats of ops" for name in ("auto_cast_type", "auto_cast", "exclude")}
 """The panels of what the first panel of a verb leaves out."""
 _ALIASES: Final = (
     ("tolerance", "keep", "kind"),
