@@ -57,7 +57,7 @@ FIRST: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 """The first panel of verbs that have another one. What it leaves out is in ``_LATER``."""
-_LATER: Final = {name: "Formats of ops" for name in ("auto_cast_type", "auto_cast", "exclude")}
+_LATER: Final = dict.fromkeys(("auto_cast_type", "auto_cast", "exclude"), "Formats of ops")
 """The panels of what the first panel of a verb leaves out."""
 _ALIASES: Final = (
     ("tolerance", "keep", "kind"),

@@ -397,7 +397,7 @@ def _common_size(sizes: Mapping[str, int], where: str) -> int:
 # The most bytes of all compressed arrays of a file: what a desktop computer can spare.
 _COMPRESSED_MOST: Final = 4 << 30
 _PIECE_BYTES: Final = 1 << 20
-_ONE_FILE: Final = (
+ONE_FILE: Final = (
     "save all samples in one file, named as the inputs: numpy.savez(FILE, **{NAME: ARRAY});"
     " .csv, .tsv, .parquet and folders of images are read, too, and a function of yours reads"
     " other files: --data FILE.py:FUNCTION"
@@ -415,7 +415,7 @@ def open_npz(path: Path) -> dict[str, Array]:
     """
     where = str(path)
     if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
-        raise UsageError("the data is no ordinary file", where=where, fix=_ONE_FILE)
+        raise UsageError("the data is no ordinary file", where=where, fix=ONE_FILE)
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             members = archive.infolist()
@@ -430,11 +430,11 @@ def open_npz(path: Path) -> dict[str, Array]:
         raise UsageError(
             f"cannot read the data: {error.strerror or error}",
             where=where,
-            fix=_ONE_FILE if path.is_dir() else "check the path",
+            fix=ONE_FILE if path.is_dir() else "check the path",
         ) from error
     except (zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise UsageError(
-            "not an .npz file, or a truncated one", where=where, fix=_ONE_FILE
+            "not an .npz file, or a truncated one", where=where, fix=ONE_FILE
         ) from error
     # zipfile raises RuntimeError for an encrypted member, and NotImplementedError, which is a
     # RuntimeError, for an unknown compression.

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from finecast.data.datasets import ONE_FILE
 from finecast.data.streams import to_array
 from finecast.engines.base import DTYPES, Array, TensorSpec, shape_text
 from finecast.errors import UsageError
@@ -275,7 +276,7 @@ class ImageFolder:
                 f"a folder of images fits one input of 1 or 3 channels and of a fixed height"
                 f" and width; the model has {named}",
                 where=str(folder),
-                fix="give a function that reads them: --data FILE.py:FUNCTION",
+                fix=ONE_FILE,
             )
         if not images.files:
             raise UsageError(
