@@ -147,7 +147,7 @@ def tuned(
     files.read("the plan to start with", file_in(request.start))
     files.write("the plan", output.plan_out)
     for part in lock_files(path) if path is not None and request.lock else ():
-        files.write("the lock", part)
+        files.write("the deployment manifest", part)
     files.write("the report", request.report)
     given = declared(model, how, output, files, request.data, request.study)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:

@@ -464,7 +464,7 @@ def _check_evaluation(options: DataOptions) -> None:
         raise UsageError(
             "an evaluation function calls the model by itself",
             where="--decode-steps, --eval",
-            fix="carry the state in the function, or use --data with a built-in metric",
+            fix="pass the state on in the function, or use --data with a built-in metric",
         )
 
 

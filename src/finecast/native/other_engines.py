@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from finecast.engines import ENGINES, get_engine, installed, library_of, name_of, title_of
+from finecast.engines import ENGINES, get_engine, installed, name_of, title_of
 from finecast.engines.base import Feeds, Session, feeds_for
 from finecast.errors import EngineError, FinecastError
 from finecast.measure.racing import Effort, Interval, Race
@@ -66,14 +66,15 @@ def in_other_engines(
 ) -> Iterator[InOtherEngine]:
     """Times both files in each installed engine that reads them, other than ``made_in``.
 
-    Nothing is given where the fp32 model is no file, or does not run in an engine.
+    Nothing is given where the fp32 model is no file, or does not run in an engine, or where
+    no known engine made the file.
     """
-    if not fp32.is_file():
+    own = ENGINES.get(name_of(made_in))
+    if own is None or not fp32.is_file():
         return
-    own = library_of(name_of(made_in))
     for name, entry in ENGINES.items():
         both = runs_in(fp32, name) and runs_in(tuned, name)
-        if both and entry.requires != own and installed(name):
+        if both and entry.requires != own.requires and installed(name):
             found = _in_engine(name, fp32, tuned, feeds)
             if found is not None:
                 yield found

@@ -232,7 +232,7 @@ def _profiled(
     peaks = files if rounds.memory else None
     figures = list(_figures(loaded, race, spec, report, peaks=peaks, ops=rounds.ops))
     silent = rounds.ops and not any(f.kernels for f in figures)
-    notes = [f"{spec} does not tell its kernels: --ops shows nothing"] if silent else []
+    notes = [f"{spec} does not report its kernels: --ops shows nothing"] if silent else []
     return ProfileReport(engine=spec, figures=figures, warnings=(*notes, *race.notes))
 
 
