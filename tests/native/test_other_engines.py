@@ -9,8 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import finecast
 from finecast.engines import title_of
-from finecast.measure.racing import Interval
+from finecast.measure.racing import Interval, Race
 from finecast.native.other_engines import InOtherEngine, in_other_engines
 
 FEEDS = {"x": np.ones((2, 4), np.float32)}
@@ -48,6 +49,18 @@ def test_nothing_is_told_where_fp32_does_not_run(tmp_path: Path) -> None:
     files = saved(tmp_path / "a.onnx", "Nothing", "other"), saved(tmp_path / "b.onnx", "Relu")
     assert not [*in_other_engines(*files, "openvino", FEEDS)]
     assert not [*in_other_engines(tmp_path / "none.onnx", files[1], "openvino", FEEDS)]
+
+
+@pytest.mark.parametrize(("median", "told"), [(0.5, True), (1.5, False)])
+def test_a_slower_file_is_told_by_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, median: float, told: bool
+) -> None:
+    speed = Interval(low=median - 0.1, median=median, high=median + 0.1)
+    monkeypatch.setattr(Race, "speed", lambda *_: speed)
+    files = saved(tmp_path / "a.onnx", "Relu"), saved(tmp_path / "b.onnx", "Tanh")
+    found = finecast.blame(*files, data=FEEDS, max_error=9.0, progress=False)
+    slower = [text for text in found.warnings if "slower than fp32 in OpenVINO" in text]
+    assert bool(slower) is told
 
 
 @pytest.mark.parametrize(
