@@ -340,7 +340,7 @@ class _Search:
     def found(self) -> Blame:
         start = time.perf_counter()
         low = self.low
-        self.progress("low", 0, 1)
+        self.progress("the other model", 0, 1)
         passed = self._passes(frozenset())
         value = self.figures[frozenset()]
         result = Blame(
