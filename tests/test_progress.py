@@ -134,7 +134,7 @@ def test_the_whole_grows_in_every_phase_and_is_not_full_before_the_end(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    whole = progress.Whole()
+    whole = progress.Overall()
     stages = [("load", 0, 1), ("baseline", 1, 1), *(("sensitivity", k, 9) for k in range(9))]
     stages += [(f"phase {k}", 0, 1) for k in range(99)]
     done = [whole.done()]

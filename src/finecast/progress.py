@@ -109,7 +109,7 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-class Whole:
+class Overall:
     """How much of all work is done, of which no more is known than the phase and its steps.
 
     Laws: it grows in every phase, with steps or with time, never falls, and is below 1 until
@@ -158,7 +158,7 @@ def shown(title: str) -> Generator[Progress]:
     from rich.progress_bar import ProgressBar
     from rich.table import Column
 
-    whole = Whole()
+    whole = Overall()
 
     class Growing(BarColumn):
         """A bar that is computed anew each time it is drawn."""

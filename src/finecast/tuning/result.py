@@ -537,11 +537,14 @@ class Result(Report):
         ``measured`` has nulls where the plan was never run, as most steps of a frontier are
         not. ``gain`` is how many times as good as fp32 it was in the first races, by the
         objective; ``last_race`` has the same of the last race, None if it was not in it;
-        ``changes`` are the formats of the nodes that have another one in the result.
+        ``changes`` are the formats of the nodes that have another one in the result. The
+        result's own plan has the error that the result has, which is of more samples.
         """
         own, findings = labels(self.plan), self.findings
         formats = labels(one.plan)
         last = findings.last_race.get(one.plan.digest)
+        chosen = self.improved and one.plan.digest == self.plan.digest
+        error = self.measured_error if chosen else one.error
         changed = (
             n for n in {**formats, **own} if formats.get(n, "fp32") != own.get(n, "fp32")
         )
@@ -552,7 +555,7 @@ class Result(Report):
                 **_cost(one.predicted_cost, findings),
                 "relative_error": one.predicted_error,
             },
-            "measured": {**_cost(one.cost, findings), "relative_error": one.error},
+            "measured": {**_cost(one.cost, findings), "relative_error": error},
             "latency_ms": None if one.latency_s is None else one.latency_s * 1e3,
             "gain": findings.gain(one),
             "last_race": None
