@@ -52,7 +52,7 @@ Records = Annotated[
     ),
 ]
 Certified = Annotated[DataOptions, Only(*EVALUATION, "groups")]
-Search = Annotated[Goal, Only("objective", "max_trials", "timeout_s")]
+Search = Annotated[Goal, Only("objective", "preset", "max_trials", "timeout_s")]
 Searched = Annotated[Policy, Only("exclude", "op_formats", "io")]
 """Narrows what is searched; how it is written and calibrated the search finds by itself."""
 

@@ -311,7 +311,9 @@ def lowered_by_one(
     faster = np.argwhere(gained_s > 0)
     gains = _ratio(gained_s, added)[*faster.T]
     changes = faster[np.argsort(-gains, kind="stable")[:most]]
-    return stated.proposals(planner, analysis, changes, "with one more unit low")
+    return stated.proposals(
+        planner, analysis, changes, "with one more group in reduced precision"
+    )
 
 
 def raised_by_one(
@@ -325,7 +327,7 @@ def raised_by_one(
     exact = np.argwhere((removed > 0) & np.isfinite(lost_s) & lowers)
     losses = _ratio(lost_s, removed)[*exact.T]
     changes = exact[np.argsort(losses, kind="stable")[:most]]
-    return stated.proposals(planner, analysis, changes, "with one unit less low")
+    return stated.proposals(planner, analysis, changes, "with one more group in fp32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

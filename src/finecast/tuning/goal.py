@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from finecast.calls import checks
 from finecast.data.criterion import Criterion
@@ -18,7 +18,7 @@ from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort
-from finecast.naming import Option, convert_options, member_of, path_of
+from finecast.naming import Option, convert_options, default_of, member_of, path_of
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
 from finecast.planning.plan import Plan
 from finecast.plugin import absent_plugins, executors
@@ -122,6 +122,22 @@ _WORDS: Final = {
 }
 
 
+class Preset(Enum):
+    """How much time the search may take, and which gain is worth another measurement."""
+
+    FAST = "fast"
+    BALANCED = "balanced"
+    EXACT = "exact"
+
+
+_PRESETS: Final[Mapping[Preset, Mapping[str, Any]]] = {
+    Preset.FAST: {"first_is_enough": True},
+    Preset.BALANCED: {},
+    Preset.EXACT: {"max_trials": 20},
+}
+"""The fields of ``Goal`` that each preset stands for, where they are not given themselves."""
+
+
 MIN_SPEEDUP: Final = 1.02
 """The least gain over fp32 that counts: medians scatter by less on a quiet machine.
 
@@ -137,6 +153,9 @@ class Goal:
     Attributes:
         criterion: The accuracy to keep.
         objective: What the search minimises.
+        preset: What the search may cost, where single fields do not say it: ``fast`` ends with
+            the first plan that keeps the accuracy; ``balanced`` goes on while a gain of 0.4%
+            is expected, for three evaluations; ``exact`` for twenty, whatever the gain.
         min_speedup: How many times as fast as fp32 a plan has to be; with another objective,
             how many times as good.
         max_trials: The most evaluations of plans on all data; None for no limit. A given
@@ -158,6 +177,14 @@ class Goal:
         python=((str, Enum), "the name of an objective"),
         convert=partial(member_of, Objective, what="objective"),
     ).field(Objective.LATENCY)
+    preset: Preset = Option(
+        help="What the search is worth: fast takes the first plan within the limit; balanced"
+        " evaluates 3 while 0.4% of speed is expected; exact evaluates 20 for any. If none"
+        " passes, balanced evaluates 5. --max-trials and --timeout set other limits.",
+        metavar="fast|balanced|exact",
+        python=((str, Enum), "the name of a preset"),
+        convert=partial(member_of, Preset, what="preset"),
+    ).field(Preset.BALANCED)
     min_speedup: float = Option(
         help="How many times as fast as fp32 a plan has to be, or with another --objective as"
         " good.",
@@ -184,6 +211,9 @@ class Goal:
             UsageError: If the speedup is below 1, or a budget leaves no trial.
         """
         convert_options(self)
+        for name, value in _PRESETS[self.preset].items():
+            if getattr(self, name) == default_of(Goal, name):
+                object.__setattr__(self, name, value)
         if not 1 <= self.min_speedup < math.inf:
             raise UsageError(
                 f"{self.min_speedup:g} times as good as fp32 is no gain to ask for",

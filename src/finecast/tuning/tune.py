@@ -122,7 +122,9 @@ def tune(
     if policy.io_state:
         policy = replace(policy, state=workload.state)
     elif workload.state and not policy.retypes_ports:
-        untried = ("state that is carried keeps its type: --io state has it decided, too",)
+        untried = (
+            "state that passes from call to call keeps its type: --io state decides it, too",
+        )
     if policy.open_formats:
         untried += tuple(filter(None, (subject.untried,)))
         formats = policy.formats if policy.by_hint else subject.formats  # a hint has one
@@ -282,7 +284,7 @@ class _Tuning:
         except EngineError as error:
             return self._unchanged(f"no plan can be judged: {error.what}")
         if not proposals:
-            why = "no plan lowers an op that computes: there is nothing to gain"
+            why = "no op that computes can have reduced precision: there is nothing to gain"
             return self._unchanged(why)
         models = self.models
         models.predicting = self.subject.compiles and self.measuring.objective.of_latency
@@ -491,7 +493,7 @@ class _Tuning:
                 return self._accepted_proposals()
             except WrongNumbersError as error:
                 self._leave_out(error.unfit)
-        raise EngineError("the engine computes ever more low ops wrongly")
+        raise EngineError("the engine computes ever more ops in reduced precision wrongly")
 
     def _judge_by(self, policy: Policy) -> None:
         """Let the rules judge the ops anew, by another policy."""
