@@ -340,7 +340,7 @@ class ImageFolder:
         try:
             with open_image(path) as image:
                 resized = image.convert(mode).resize((width, height))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise UsageError(
                 f"cannot read the image: {error}", where=str(path), fix="leave it out"
             ) from error
