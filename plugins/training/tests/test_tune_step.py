@@ -24,7 +24,7 @@ from finecast.progress import silent
 from finecast_training import step_search
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_search import StepSearch
-from finecast_training.tuned_step import StepResult
+from finecast_training.step_tuning import StepResult
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"

@@ -49,7 +49,8 @@ from finecast.tuning.result import Result
 if TYPE_CHECKING:
     from finecast_training.backend import Backend, compile  # noqa: A004 - as torch.compile
     from finecast_training.step import TrainingStep
-    from finecast_training.tuned_step import load_step, tune_step
+    from finecast_training.step_tuning import tune_step
+    from finecast_training.tuned_step import load_step
 
 __all__ = [
     "Backend",

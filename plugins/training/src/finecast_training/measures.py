@@ -71,9 +71,9 @@ class Deviation:
         )
 
 
-def deviations(got: Tensors, wanted: Tensors) -> dict[str, Deviation]:
-    """Those of all tensors that have digits to lose."""
-    return {name: Deviation.of(got[name], wanted[name]) for name in with_digits(wanted)}
+def deviations(got: Tensors, wanted: Tensors, names: Iterable[str]) -> dict[str, Deviation]:
+    """Those of the tensors of these names."""
+    return {name: Deviation.of(got[name], wanted[name]) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

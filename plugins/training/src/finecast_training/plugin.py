@@ -14,6 +14,6 @@ PLUGIN: Final = Plugin(
         "finecast.torch.TrainingStep": "finecast_training.step:TrainingStep",
         "finecast.torch.compile": "finecast_training.backend:compile",
         "finecast.torch.load_step": "finecast_training.tuned_step:load_step",
-        "finecast.torch.tune_step": "finecast_training.tuned_step:tune_step",
+        "finecast.torch.tune_step": "finecast_training.step_tuning:tune_step",
     },
 )

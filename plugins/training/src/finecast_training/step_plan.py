@@ -89,15 +89,16 @@ class StepPlan:
         if self.way is Way.AUTOCAST:
             call = _under_autocast(module, device, dtype)
             return compiled_apart(call, "inductor") if kernels else call
+        # A compiled module would write what is set on it to the module itself.
         if self.way is Way.FP32:
-            return compiled_apart(module, "inductor") if kernels else module
+            return compiled_apart(module.forward, "inductor") if kernels else module.forward
         backend = Backend(
             self.policy,
             memory=self.memory.value,
             chooser=Chosen(self.plans).plan if self.plans else None,
             kernels=kernels,
         )
-        return compiled(module, backend)
+        return compiled(module.forward, backend)
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON has it."""

@@ -30,6 +30,7 @@ from finecast.planning import (
 from finecast.progress import Progress
 from finecast.rules import FINECAST, GUESTS
 from finecast_training.backend import Backend, JointGraph, Memory, compiled
+from finecast_training.faults import overflow, stalled
 from finecast_training.measures import Exactness
 from finecast_training.sensitivities import analysed
 from finecast_training.step_plan import StepPlan, Way
@@ -130,6 +131,10 @@ class StepSearch:
         self.scale = self._largest_scale()
         self.autocast = self._compare(self._plan("torch.autocast", Way.AUTOCAST))
         self.fp32 = self._compare(self._plan("fp32", Way.FP32))
+        self.notes += stalled(self.target)
+        autocasts = overflow(self.autocast.exactness.gradients, [*self.target.parameters])
+        if autocasts:
+            self.notes.append(f"torch.autocast: {autocasts}")
         by_rules = [self._by_rules(*rule) for rule in self._rules()]
         planned = [one for one in (*by_rules, *self._by_solver()) if one is not None]
         passing = [one for one in planned if not self._judge(one, self.autocast.exactness)]
@@ -168,7 +173,7 @@ class StepSearch:
         record = self._recorded if first else None
         backend = Backend(policy, rule_set=rule_set, chooser=record, kernels=False)
         try:
-            self._run(compiled(self.target.module, backend))
+            self._run(compiled(self.target.module.forward, backend))
         except FinecastError as error:
             self.notes.append(f"{name}: {error.what}")
             return None
@@ -244,7 +249,10 @@ class StepSearch:
         """Whether a plan is worse than autocast in any figure, which is then why."""
         beyond = (one.compiled or one.exactness).beyond(most)
         if beyond:
-            one.why = f"worse than torch.autocast: {', '.join(beyond)}"
+            names = [*self.target.parameters]
+            broken = overflow((one.compiled or one.exactness).gradients, names)
+            said = broken or ", ".join(beyond)
+            one.why = f"worse than torch.autocast: {said}"
         return bool(beyond)
 
     # ------------------------------------------------------------------- compiled steps
@@ -325,6 +333,12 @@ class StepSearch:
                 c.memory_bytes,
             ),
         )
+
+    def measured_plans(self) -> list[StepPlan]:
+        """The plans that were timed and keep to the memory, the fastest first."""
+        known = [c for c in self.candidates if math.isfinite(c.seconds)]
+        return [c.plan for c in sorted(known, key=lambda c: c.seconds)
+                if c.memory_bytes <= max(self.most_bytes, self.fp32.memory_bytes)]  # fmt: skip
 
     def best(self) -> StepCandidate:
         """The best plan; fp32 where nothing is allowed, as under a bound of memory."""

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from finecast.errors import UsageError
 from finecast.naming import kind_of
-from finecast_training.measures import Exactness, Figures, deviations
+from finecast_training.measures import Exactness, Figures, deviations, with_digits
 from finecast_training.step import Loss, LossOf
 
 Batch: TypeAlias = tuple[Any, ...]
@@ -111,6 +111,7 @@ class StepTarget:
             for number in range(min(_OF_EACH, len(self.batches))):
                 batch = self.batch(moment * _OF_EACH + number)
                 gradients = self.gradients(self.module, batch)
+                _check_finite(gradients)
                 updates = self.updates(gradients)
                 self.restore(here)
                 self.samples.append(
@@ -148,7 +149,7 @@ class StepTarget:
             for name, tensor in self.module.state_dict().items():
                 tensor.copy_(checkpoint.model[name])
         for optimizer, state in zip(self.optimizers, checkpoint.optimizers, strict=True):
-            optimizer.load_state_dict(copy.deepcopy(dict(state)))
+            _put_back(optimizer, state)
         self.module.zero_grad(set_to_none=True)
 
     def gradients(self, call: Call, batch: Batch, scale: float = 1.0) -> Gradients:
@@ -211,8 +212,10 @@ class StepTarget:
         for sample in self.samples if samples is None else samples:
             self.restore(sample.checkpoint)
             got = self.gradients(call, sample.batch, scale)
-            gradients.append(deviations(got, sample.gradients))
-            updates.append(deviations(self.updates(got), sample.updates))
+            # Optimizers as Adam make updates of the usual size of gradients that are noise.
+            names = with_digits(sample.gradients)
+            gradients.append(deviations(got, sample.gradients, names))
+            updates.append(deviations(self.updates(got), sample.updates, names))
         self.restore(self.samples[0].checkpoint)
         return Exactness(gradients=Figures.of(gradients), updates=Figures.of(updates))
 
@@ -254,6 +257,26 @@ def backward(loss: Any, scale: float = 1.0) -> None:
             " lambda net, x, y: cross_entropy(net(x), y)",
         )
     (loss if scale == 1.0 else loss * scale).backward()
+
+
+def _check_finite(gradients: Gradients) -> None:
+    broken = [name for name, one in gradients.items() if not bool(one.isfinite().all())]
+    if broken:
+        raise UsageError(
+            f"without any plan the gradient of {broken[-1]} has Inf or NaN",
+            where="batches",
+            fix="begin with parameters and batches on which training works in fp32",
+        )
+
+
+def _put_back(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give an optimizer its state back; ``load_state_dict`` would change its types."""
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.state.clear()
+    for number, state in saved["state"].items():
+        optimizer.state[held[number]] = copy.deepcopy(state)
+    for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        group.update({name: x for name, x in before.items() if name != "params"})
 
 
 def _batches(given: Iterable[Any]) -> list[Batch]:
@@ -317,6 +340,34 @@ def _check_trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
             "the optimizer has none of the module's parameters",
             where="optimizer",
             fix="make it of model.parameters(), of the same module",
+        )
+
+
+def optimizers_of(given: Any) -> list[Optimizer]:
+    """The optimizers that a user gave: one, several or none."""
+    every = [] if given is None else [given] if isinstance(given, Optimizer) else [*given]
+    for one in every:
+        if not isinstance(one, Optimizer):
+            raise UsageError(
+                f"{kind_of(one)} is no optimizer",
+                where="optimizer",
+                fix="give a torch.optim.Optimizer, or a list of them",
+            )
+    return every
+
+
+def check_callable(model: Any, loss: Any) -> None:
+    """Raise UsageError unless these are a module and a function."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"{kind_of(model)} is no module", where="model", fix="give a torch.nn.Module"
+        )
+    if not callable(loss):
+        raise UsageError(
+            f"{kind_of(loss)} is no loss",
+            where="loss",
+            fix="give a function of the module and a batch, as"
+            " lambda net, x, y: cross_entropy(net(x), y)",
         )
 
 

@@ -1,60 +1,164 @@
-"""``tune_step``: the fastest training step whose gradients and updates are good enough."""
+"""A training step that follows a plan, and chooses among known plans anew as it trains."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from finecast import Plan, Policy
+from finecast import Plan
 from finecast.calls import checks
 from finecast.errors import UsageError
-from finecast.naming import kind_of, look_up, percent
-from finecast.progress import Progress, reporting
-from finecast.reports import Report, TextTable
-from finecast.rules import DEFAULT_POLICY
-from finecast_training.backend import Backend
-from finecast_training.measures import mean
-from finecast_training.paired_trial import PairedTrial, paired_trial
+from finecast_training.faults import overflow
 from finecast_training.step import Loss, LossOf
 from finecast_training.step_plan import StepPlan, Way
-from finecast_training.step_search import StepCandidate, StepSearch
-from finecast_training.target import Call, StepTarget
+from finecast_training.target import Batch, Call, StepTarget, check_callable
 
-OBJECTIVES: Final = {"time": "time", "memory": "memory"}
-_MB: Final = 1e6
+_KEPT: Final = 2
+"""Batches that are kept to compare plans on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """What became of a step's plan at some point of its training.
+
+    Attributes:
+        calls: Calls of the step before.
+        before: The plan until then.
+        after: The plan from then on, which may be the same.
+        why: Why it was kept or changed.
+    """
+
+    calls: int
+    before: StepPlan
+    after: StepPlan
+    why: str
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is another plan now."""
+        return self.before.digest != self.after.digest
 
 
 class TunedStep:
     """The loss of a batch, computed by a plan; ``loss.backward()`` is computed by it, too.
 
     Laws: parameters and gradients keep their types; the module is the user's own, so that
-    optimizers, clipping, frozen and tied parameters work as before.
+    optimizers, clipping, frozen and tied parameters work as before. No low copies of
+    parameters are kept from call to call: whatever writes to them is seen by the next call.
 
     Args:
         plan: How the step is computed.
         model: The module.
         loss: The loss of a batch.
+
+    Attributes:
+        known: The plans to choose from, the fastest first.
+        optimizers: The optimizers of the module's parameters.
+        history: What became of the plan so far.
     """
 
     def __init__(self, plan: StepPlan, model: nn.Module, loss: Loss) -> None:
         self.module = LossOf(model, loss)
-        self.plan = plan
-        self._call: Call = plan.compile(self.module)
+        self.known: Sequence[StepPlan] = (plan,)
+        self.optimizers: Sequence[Optimizer] = ()
+        self.history: list[Replanned] = []
+        self.follow(plan)
+        self._calls = 0
+        self._every = 0
+        self._schedule: Mapping[int, StepPlan] = {}
+        self._recent: deque[Batch] = deque(maxlen=_KEPT)
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """The loss of a batch."""
+        if self._calls in self._schedule:
+            self._change(self._schedule[self._calls], "the schedule says so")
+        elif self._every and self._calls and self._calls % self._every == 0:
+            self.replan()
+        self._calls += 1
+        self._recent.append(batch)
         return self._call(*batch)
 
     def follow(self, plan: StepPlan) -> None:
         """Compute the step by another plan from the next call on."""
-        self.plan, self._call = plan, plan.compile(self.module)
+        self.plan = plan
+        self._call: Call = plan.compile(self.module)
+
+    def schedule(self, plans: Mapping[int, Any]) -> None:
+        """Follow each of ``plans`` from the call of that number on."""
+        for number, plan in plans.items():
+            if number < 0 or not isinstance(plan, StepPlan):
+                raise UsageError(
+                    f"{number!r}: {plan!r} is no call and plan",
+                    where="plans",
+                    fix="give plans by the number of the call, as {1000: tuned.plan}",
+                )
+        self._schedule = dict(plans)
+
+    def replan_every(self, calls: int) -> None:
+        """Choose anew among the known plans before every so many calls; 0 for never again."""
+        if calls < 0:
+            raise UsageError(f"calls is {calls}", where="calls", fix="give 0 or more")
+        self._every = calls
+
+    def replan(self) -> Replanned:
+        """Choose the fastest known plan that is no worse than autocast now.
+
+        Plans are compared op by op on a copy, with the parameters and the optimizers' state of
+        this moment, on the last batches.
+
+        Raises:
+            UsageError: If the step was not called before.
+        """
+        if not self._recent:
+            raise UsageError(
+                "the step was not called: there is no batch to compare plans on",
+                fix="call it first",
+            )
+        target = StepTarget.of(
+            self.module.module, self.module.loss, self._recent, self.optimizers,
+            moments=1, between=0,
+        )  # fmt: skip
+        with target.compared():
+            plan, failed = self._holding(target)
+        own = failed.get(self.plan.digest)
+        why = "it is no worse than torch.autocast, as before"
+        if plan.digest != self.plan.digest:
+            why = (
+                f"{self.plan.name} is now worse than torch.autocast: {own}"
+                if own
+                else f"{plan.name} is faster, and now no worse than torch.autocast"
+            )
+        return self._change(plan, why)
+
+    def _holding(self, target: StepTarget) -> tuple[StepPlan, dict[str, str]]:
+        """The first known plan that is no worse than autocast, and what others are worse in."""
+        own, failed = self.plan, dict[str, str]()
+        autocast = replace(own, name="torch.autocast", way=Way.AUTOCAST, plans=())
+        fp32 = replace(own, name="fp32", way=Way.FP32, plans=(), scale=1.0)
+        most = target.exactness(autocast.compile(target.module, kernels=False), own.scale)
+        for plan in self.known:
+            call = plan.compile(target.module, kernels=False)
+            exact = most if plan.way is Way.AUTOCAST else target.exactness(call, plan.scale)
+            broken = overflow(exact.gradients, [*target.parameters])
+            beyond = [broken] if broken else exact.beyond(most)
+            if not beyond:
+                return plan, failed
+            failed[plan.digest] = ", ".join(beyond)
+        return fp32, failed
+
+    def _change(self, plan: StepPlan, why: str) -> Replanned:
+        done = Replanned(calls=self._calls, before=self.plan, after=plan, why=why)
+        self.history.append(done)
+        if done.changed:
+            self.follow(plan)
+        return done
 
     @property
     def plans(self) -> Sequence[Plan]:
@@ -80,266 +184,5 @@ def load_step(path: str | Path, model: nn.Module, loss: Loss) -> TunedStep:
     Raises:
         UsageError: If the file is missing or no plan of a training step.
     """
-    _check_callable(model, loss)
+    check_callable(model, loss)
     return TunedStep(StepPlan.load(path), model, loss)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class StepResult(Report):
-    """What ``tune_step`` gives: the step, and all that was measured.
-
-    Attributes:
-        step: The step of the user's module.
-        candidates: All plans that were compared.
-        best: The one that the step follows.
-        trial: Losses of training beside fp32; None if none was asked for.
-        objective: What was minimised.
-        warnings: What makes the result weak.
-    """
-
-    step: TunedStep
-    candidates: Sequence[StepCandidate]
-    best: StepCandidate
-    trial: PairedTrial | None = None
-    objective: str = "time"
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def plan(self) -> StepPlan:
-        """The plan that was found."""
-        return self.best.plan
-
-    @property
-    def improved(self) -> bool:
-        """Whether ops have lower formats than fp32, by plan or by autocast."""
-        return self.plan.way is not Way.FP32
-
-    def save(self, output: str | Path, *, force: bool = False) -> None:
-        """Write the plan to a file, from which ``load_step`` makes the step again."""
-        self.plan.save(output, force=force)
-
-    def to_json(self) -> str:
-        """The plan's file as text."""
-        return self.plan.to_json()
-
-    @property
-    def lines(self) -> list[str]:
-        """The choice, and what it is beside fp32 and autocast."""
-        low, median, high = self.best.speed
-        against = self._of(Way.FP32).seconds / self.best.seconds
-        peak, autocasts = (
-            one.memory_bytes / _MB for one in (self.best, self._of(Way.AUTOCAST))
-        )
-        beside = (
-            f"x{against:.3g} as fast as compiled fp32, x{median:.3g} as compiled autocast"
-            f" ({low:.3g} to {high:.3g}); {peak:.3g} MB at the peak,"
-            f" autocast {autocasts:.3g} MB"
-        )
-        lines = [f"training step by {self.plan.name}: {self.plan.words}", beside]
-        if self.plan.scale != 1.0:
-            lines.append(f"the loss is multiplied by {self.plan.scale:g} before backward()")
-        if self.trial is not None:
-            lines.append(self.trial.text("tuned"))
-        return [*lines, *(f"warning: {text}" for text in self.warnings)]
-
-    def _of(self, way: Way) -> StepCandidate:
-        return next(c for c in self.candidates if c.plan.way is way)
-
-    @property
-    def tables(self) -> Sequence[TextTable]:
-        """The plans beside one another, and the ops of the one that was chosen."""
-        rows = [_row(c) for c in self.candidates if c.compiled is not None]
-        right = ("ms", "MB", "gradients", "worst", "updates", "zero", "Inf or NaN")
-        beside = TextTable(title="compiled", left=("step",), right=right, rows=rows)
-        others = [(c.plan.name, c.plan.words, c.why) for c in self.candidates if c.why]
-        left = TextTable(title="not taken", left=("plan", "ops", "why"), rows=others)
-        return [beside, left, self.explain()]
-
-    def explain(self) -> TextTable:
-        """The format of each op of forward and backward pass, and why it has that."""
-        rows = [
-            (d.node, d.op, d.format.label, d.why)
-            for plan in self.plan.plans
-            for d in plan.counted
-        ]
-        return TextTable(title="ops", left=("node", "op", "type", "reason"), rows=rows)
-
-    def _content(self) -> dict[str, Any]:
-        return {
-            "objective": self.objective,
-            "plan": self.plan.to_dict(),
-            "best": self.best.to_dict(),
-            "candidates": [c.to_dict() for c in self.candidates],
-            "trial": None if self.trial is None else self.trial.to_dict(),
-            "warnings": list(self.warnings),
-        }
-
-
-def _row(one: StepCandidate) -> tuple[str, ...]:
-    assert one.compiled is not None
-    gradients, updates = one.compiled.gradients, one.compiled.updates
-    timed = f"{1e3 * one.seconds:.3f}" if math.isfinite(one.seconds) else ""
-    lean = ", least memory" if one.plan.memory.value == "least" else ""
-    return (
-        f"{one.plan.name}{lean}",
-        timed,
-        f"{one.memory_bytes / _MB:.3f}",
-        percent(mean(gradients.error)),
-        percent(mean(gradients.worst_error)),
-        percent(mean(updates.error)),
-        percent(mean(gradients.vanished)),
-        percent(mean(gradients.nonfinite)),
-    )
-
-
-@checks
-def tune_step(
-    model: nn.Module,
-    loss: Loss,
-    batches: Iterable[Any],
-    *,
-    optimizer: Optimizer | Sequence[Optimizer] | None = None,
-    policy: str | Policy = DEFAULT_POLICY,
-    objective: str = "time",
-    max_memory: int | None = None,
-    moments: int = 3,
-    between: int = 4,
-    trial_steps: int = 0,
-    seeds: int = 5,
-    progress: Progress | bool = False,
-) -> StepResult:
-    """The fastest training step whose gradients and updates are as exact as autocast's.
-
-    Laws: the module, its optimizers and their state stay as they are. In no figure is the step
-    worse than compiled ``torch.autocast``: the relative error and the angle of each
-    parameter's gradient and of the optimizer's update, the shares of elements that became zero
-    or are no finite numbers; on several batches, at several moments of training. It is the
-    fastest, or takes the least memory, of what was compiled, fp32 and autocast among it.
-
-    Args:
-        model: The module, in the mode in which it is trained.
-        loss: The loss of a batch: ``lambda net, x, y: cross_entropy(net(x), y)``.
-        batches: Batches of one size, each a tuple of what ``loss`` gets after the module.
-        optimizer: The optimizers of the module's parameters, by which updates are compared.
-        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy: the formats that plans may have.
-        objective: ``time`` or ``memory``.
-        max_memory: The most bytes that forward and backward pass may allocate, gradients
-            among them. By default those that compiled autocast allocates.
-        moments: At how many moments of training gradients are compared.
-        between: Steps of fp32 before each of them.
-        trial_steps: Steps of a paired trial: from one checkpoint in fp32, under autocast and
-            as planned, on the same data. A plan that loses there is not taken.
-        seeds: Seeds of the trial.
-        progress: A callback; True to show a bar.
-
-    Raises:
-        UsageError: If the step cannot be run, or an argument does not fit.
-    """
-    _check_callable(model, loss)
-    how = Backend(policy).policy  # refuses formats that training graphs cannot state
-    look_up(objective, OBJECTIVES, what="objective", where="objective")
-    for name, number, least in (
-        ("moments", moments, 1),
-        ("between", between, 0),
-        ("trial_steps", trial_steps, 0),
-        ("seeds", seeds, 1),
-        ("max_memory", 1 if max_memory is None else max_memory, 1),
-    ):
-        if number < least:
-            raise UsageError(f"{name} is {number}", where=name, fix=f"give {least} or more")
-    optimizers = _optimizers(optimizer)
-    target = StepTarget.of(model, loss, batches, optimizers, moments=moments, between=between)
-    with reporting(progress, "training step") as report, target.compared():
-        search = StepSearch(
-            target=target,
-            policy=how,
-            objective=objective,
-            max_memory=max_memory,
-            progress=report,
-        )
-        best, trial = search.run(), None
-        if trial_steps:
-            best, trial = _tried(search, best, trial_steps, seeds, report)
-    plan = _same_everywhere(best.plan)
-    return StepResult(
-        step=TunedStep(plan, model, loss),
-        candidates=tuple(search.candidates),
-        best=replace(best, plan=plan),
-        trial=trial,
-        objective=objective,
-        warnings=tuple(dict.fromkeys(search.notes)),
-    )
-
-
-def _tried(
-    search: StepSearch, best: StepCandidate, steps: int, seeds: int, progress: Progress
-) -> tuple[StepCandidate, PairedTrial]:
-    """The best plan that does not lose in training, with its trial."""
-    target = search.target
-    order = [best, *(c for c in search.allowed() if c is not best)]
-    fixed = {
-        name: (one.plan.compile(target.module), one.plan.scale)
-        for name, one in (("fp32", search.fp32), ("autocast", search.autocast))
-    }
-    trial: PairedTrial | None = None
-    for one in order:
-        own = one.plan.compile(target.module), one.plan.scale
-        calls = {**fixed, "tuned": own}
-        trial = paired_trial(target, calls, steps=steps, seeds=seeds, progress=progress)
-        if not trial.is_worse("tuned") or one is search.fp32:
-            one.why = ""
-            return one, trial
-        one.why = f"it loses in training: {trial.text('tuned')}"
-        search.notes.append(f"{one.plan.name} was not taken: {one.why}")
-    assert trial is not None
-    return search.fp32, trial
-
-
-def _same_everywhere(plan: StepPlan) -> StepPlan:
-    """The plan of the first of several processes that train together.
-
-    Each measured other times, and may have found another plan.
-
-    Raises:
-        UsageError: If the processes' graphs differ, so that no plan fits all.
-    """
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return plan
-    texts: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(texts, plan.to_json())
-    first, *others = (StepPlan.from_json(text) for text in texts)
-    for rank, other in enumerate(others, start=1):
-        mine, theirs = ({p.model for p in one.plans} for one in (first, other))
-        if mine and theirs and mine != theirs:
-            raise UsageError(
-                f"process {rank} trains another graph than process 0",
-                where="model",
-                fix="give each process the same module, and batches of one size",
-            )
-    return first
-
-
-def _optimizers(given: Any) -> list[Optimizer]:
-    every = [] if given is None else [given] if isinstance(given, Optimizer) else [*given]
-    for one in every:
-        if not isinstance(one, Optimizer):
-            raise UsageError(
-                f"{kind_of(one)} is no optimizer",
-                where="optimizer",
-                fix="give a torch.optim.Optimizer, or a list of them",
-            )
-    return every
-
-
-def _check_callable(model: Any, loss: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise UsageError(
-            f"{kind_of(model)} is no module", where="model", fix="give a torch.nn.Module"
-        )
-    if not callable(loss):
-        raise UsageError(
-            f"{kind_of(loss)} is no loss",
-            where="loss",
-            fix="give a function of the module and a batch, as"
-            " lambda net, x, y: cross_entropy(net(x), y)",
-        )
