@@ -306,3 +306,38 @@ def test_a_step_trains_as_fp32_does(kind: str, fast_bf16: None) -> None:
 
 def test_a_plan_has_the_policy_that_it_was_made_under() -> None:
     assert Policy.parse(planned("all:bf16", Net()).policy).label == "all:bf16"
+
+
+def formats_of(step: TunedStep) -> dict[str, str]:
+    """Formats by the ops' own names, without the modules that they are in."""
+    return {d.node.rpartition("/")[2]: d.format.label for d in step.plans[-1].decisions}
+
+
+class Wrapped(nn.Module):
+    """As DDP has it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+
+@pytest.mark.filterwarnings("error:the plan of the training step")
+def test_a_plan_holds_for_a_module_that_is_wrapped(fast_bf16: None) -> None:
+    net = Net()
+    plan = planned("matmult:bf16", net)
+    step, other = TunedStep(plan, net, loss), TunedStep(plan, Wrapped(net), loss)
+    for one in (step, other):
+        one(*batch()).backward()
+    assert step.plans[0].digest == plan.plans[0].digest
+    assert formats_of(other) == formats_of(step)
+
+
+def test_a_plan_of_another_module_is_told_of(fast_bf16: None) -> None:
+    plan = planned("matmult:bf16", Net())
+    other = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    step = TunedStep(plan, other, loss)
+    with pytest.warns(UserWarning, match="names .* ops of a graph: the others follow"):
+        step(*batch()).backward()

@@ -273,3 +273,59 @@ def test_a_file_that_is_no_plan_of_a_step(text: str, said: str, tmp_path: Path) 
 def test_a_plan_of_a_step_reads_back_equal(tuned: Tuned) -> None:
     plan = replace(tuned[1].plan, scale=2.0)
     assert StepPlan.from_json(plan.to_json()) == plan
+
+
+def test_raf_s_example_with_loss_and_optimizer_in_the_step(
+    monkeypatch: pytest.MonkeyPatch, fast_bf16: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A layer of BERT; its two figures are the time of a step and its memory."""
+    from examples import bert_layer_training as example
+
+    sizes = {"BATCH": 2, "TOKENS": 16, "VOCABULARY": 64, "WIDTH": 32, "HEADS": 2}
+    for name, size in sizes.items():
+        monkeypatch.setattr(example, name, size)
+    model = example.Model()
+    some = torch.randint(0, 64, (2, 16)), torch.randint(0, 64, (2, 16))
+    call = example.tuned(model, some, "bf16")
+    said = capsys.readouterr().out
+    assert "as compiled autocast" in said
+    assert "MB at the peak" in said
+    step = example.training_step(model, call, scale=False)
+    before = model.head.weight.detach().clone()
+    found = ft.profile(step, some, repeats=1, warmup=1)
+    print(f"AMP, finecast, tuned (ms): {found.ms:.1f}")
+    print(f"AMP, finecast, tuned (MBs): {found.mb:.1f}")
+    milliseconds, megabytes = capsys.readouterr().out.splitlines()
+    assert float(milliseconds.split()[-1]) > 0
+    assert float(megabytes.split()[-1]) > 0
+    assert not torch.equal(before, model.head.weight)
+
+
+def test_fp16_has_a_scale_of_the_loss_that_keeps_gradients_finite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from finecast.engines.torch import rates
+
+    def rate(*_: object) -> rates.Rate:
+        return rates.Rate(product_tflops=1.0, speed=4.0, bandwidth_gb_s=50.0, overhead_s=1e-7)
+
+    monkeypatch.setattr(rates, "rate", rate)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4))
+
+    def steep(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return 64.0 * loss(net, x, y)
+
+    result = ft.tune_step(
+        net, steep, batches(), policy="auto:fp16", max_memory=10**9, moments=1, between=0,
+        optimizer=torch.optim.SGD(net.parameters(), lr=1e-4),
+    )  # fmt: skip
+    assert 1.0 < result.plan.scale < 2.0**16
+    assert f"the loss is multiplied by {result.plan.scale:g}" in str(result)
+    scaler, before = result.step.scaler(), net[0].get_parameter("weight").detach().clone()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    scaler.scale(result.step(*batches()[0])).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert not torch.equal(before, net[0].get_parameter("weight"))
+    assert scaler.is_enabled()

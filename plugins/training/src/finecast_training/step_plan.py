@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from finecast.errors import UsageError
 from finecast.files import check_writable, read_text, write_text
 from finecast.frontends.torch import DTYPES
 from finecast.naming import member_of
+from finecast.planning import Decision
 from finecast_training.backend import Backend, JointGraph, Memory, compiled, compiled_apart
 from finecast_training.step import LossOf
 from finecast_training.training_rules import as_autocast
@@ -24,6 +26,8 @@ from finecast_training.training_rules import as_autocast
 _VERSION: Final = 1
 _KIND: Final = "finecast.step"
 _LARGEST_BYTES: Final = 1 << 30
+# The share of a graph's ops that a plan may leave out without a warning.
+_FEW: Final = 0.2
 _FIX: Final = "give a file that `save` of a tuned step wrote, unchanged"
 
 
@@ -173,33 +177,52 @@ class StepPlan:
 class Chosen:
     """Chooses the formats of plans that were made before.
 
-    An op is found by its name and kind: a graph of other sizes, without dropout or without a
-    backward pass has most of the ops of the one that a plan was made for. What no plan decides
-    has the format of the policy's plan.
+    An op is found by its name and kind: a graph of other sizes, without dropout, without a
+    backward pass or of a module that is wrapped in another one has most of the ops of the one
+    that a plan was made for. What no plan decides has the format of the policy's plan; if that
+    is much, a warning says so.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self.plans = plans
-        self.formats = {(d.node, d.op): d.format for plan in plans for d in plan.decisions}
-        self.missed = 0
+        self.formats = {_key(d): d.format for plan in plans for d in plan.decisions}
+        self.told = False
 
     def plan(self, joint: JointGraph) -> Plan:
         """The plan of one graph."""
-        planner, graph = joint.planner, joint.graph
         for plan in self.plans:
-            if plan.model == graph.digest:
+            if plan.model == joint.graph.digest:
                 return plan
-        nodes = [n for n in graph.float_nodes if n.id in planner.permissions]
-        known = {n.id: self.formats.get((n.name, n.op)) for n in nodes}
-        self.missed = sum(fmt is None for fmt in known.values())
-        base = joint.fastest(as_autocast(planner)).formats
-        formats = {n.id: known[n.id] or base.get(n.name, Format.FP32) for n in nodes}
-        permitted = {
-            i: fmt if fmt in planner.permissions[i].formats else Format.FP32
-            for i, fmt in formats.items()
-        }
-        why = "an earlier plan of this step, or else the policy"
-        return planner.plan(permitted, why)
+        base = joint.fastest(as_autocast(joint.planner))
+        known = {d.node: self.formats.get(_key(d)) for d in base.decisions}
+        missed = sum(fmt is None for fmt in known.values())
+        if missed > _FEW * len(known) and not self.told:
+            self.told = True
+            warnings.warn(
+                f"the plan of the training step names {len(known) - missed} of {len(known)}"
+                " ops of a graph: the others follow the policy. It was made for another module"
+                " or loss: tune the step again",
+                stacklevel=3,
+            )
+        planner, formats = joint.planner, dict[int, Format]()
+        for node in (n for n in joint.graph.float_nodes if n.id in planner.permissions):
+            wanted = known.get(node.name) or base.formats.get(node.name, Format.FP32)
+            permitted = planner.permissions[node.id].formats
+            formats[node.id] = wanted if wanted in permitted else min(permitted, key=_bits)
+        return planner.plan(formats, "an earlier plan of this step, or else the policy")
+
+
+def _key(decision: Decision) -> tuple[str, str, str]:
+    """The module of an op, its name and its kind; wrappers call what they hold ``module``."""
+    path, _, name = decision.node.rpartition("/")
+    parts = path.split(".")
+    while parts and parts[0] == "module":
+        parts = parts[1:]
+    return ".".join(parts), name, decision.op
+
+
+def _bits(fmt: Format) -> int:
+    return -fmt.bits
 
 
 def _under_autocast(

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from torch._dynamo.exc import BackendCompilerFailed
+
 import finecast.torch
 from finecast import Plan, Policy, Scope
 from finecast.errors import FinecastError
@@ -110,6 +112,8 @@ class StepSearch:
         progress: Told of each plan.
         candidates: All plans that were compared, in order.
         notes: What the user should know.
+        scale: What losses are multiplied with in low formats.
+        graphs: Digests of the step's graphs.
     """
 
     target: StepTarget
@@ -120,6 +124,7 @@ class StepSearch:
     candidates: list[StepCandidate] = field(default_factory=list[StepCandidate])
     notes: list[str] = field(default_factory=list[str])
     scale: float = 1.0
+    graphs: list[str] = field(default_factory=list[str])
     autocast: StepCandidate = field(init=False)
     fp32: StepCandidate = field(init=False)
     _graphs: dict[str, tuple[Planner, Analysis]] = field(
@@ -174,13 +179,16 @@ class StepSearch:
         backend = Backend(policy, rule_set=rule_set, chooser=record, kernels=False)
         try:
             self._run(compiled(self.target.module.forward, backend))
-        except FinecastError as error:
-            self.notes.append(f"{name}: {error.what}")
+        except BackendCompilerFailed as error:
+            if not isinstance(error.inner_exception, FinecastError):
+                raise
+            self.notes.append(f"{name} do not apply: {error.inner_exception.what}")
             return None
         return self._compare(self._plan(name, Way.PLANNED, *backend.plans))
 
     def _recorded(self, joint: JointGraph) -> Plan:
         """The policy's plan of a graph, whose roundings are analysed, too."""
+        self.graphs.append(joint.graph.digest)
         analysis, why = analysed(joint, joint.planner)
         if why:
             self.notes.append(f"errors of single roundings are not known: {why}")

@@ -207,7 +207,7 @@ def tune_step(
         best, trial = search.run(), None
         if trial_steps:
             best, trial = _tried(search, best, trial_steps, seeds, report)
-    plan = _same_everywhere(best.plan)
+    plan = _same_everywhere(best.plan, search.graphs)
     step = TunedStep(plan, model, loss)
     step.known, step.optimizers = search.measured_plans(), optimizers
     return StepResult(
@@ -244,7 +244,7 @@ def _tried(
     return search.fp32, trial
 
 
-def _same_everywhere(plan: StepPlan) -> StepPlan:
+def _same_everywhere(plan: StepPlan, graphs: Sequence[str]) -> StepPlan:
     """The plan of the first of several processes that train together.
 
     Each measured other times, and may have found another plan.
@@ -254,15 +254,13 @@ def _same_everywhere(plan: StepPlan) -> StepPlan:
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         return plan
-    texts: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(texts, plan.to_json())
-    first, *others = (StepPlan.from_json(text) for text in texts)
-    for rank, other in enumerate(others, start=1):
-        mine, theirs = ({p.model for p in one.plans} for one in (first, other))
-        if mine and theirs and mine != theirs:
+    every: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(every, (plan.to_json(), list(graphs)))
+    for rank, (_, others) in enumerate(every):
+        if others != every[0][1]:
             raise UsageError(
                 f"process {rank} trains another graph than process 0",
                 where="model",
                 fix="give each process the same module, and batches of one size",
             )
-    return first
+    return StepPlan.from_json(every[0][0])

@@ -138,7 +138,7 @@ class TunedStep:
         return self._change(plan, why)
 
     def _holding(self, target: StepTarget) -> tuple[StepPlan, dict[str, str]]:
-        """The first known plan that is no worse than autocast, and what others are worse in."""
+        """The first known plan no worse than autocast, and what others are worse in."""
         own, failed = self.plan, dict[str, str]()
         autocast = replace(own, name="torch.autocast", way=Way.AUTOCAST, plans=())
         fp32 = replace(own, name="fp32", way=Way.FP32, plans=(), scale=1.0)
