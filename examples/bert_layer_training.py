@@ -1,6 +1,7 @@
 """One training step of BERT-base with one layer: time and memory, FP32 and mixed.
 
-    python examples/bert_layer_training.py [--device cpu|cuda] [--format bf16|fp16|tf32] [--tuned]
+    python examples/bert_layer_training.py [--device cpu|cuda] [--format bf16|fp16|tf32]
+                                           [--tuned]
 
 The example of RAF's documentation on mixed precision: batch 8 x 128, vocabulary 30,522, loss
 and optimizer in the step. Prints finecast beside ``torch.autocast``, eager and compiled; with
@@ -94,6 +95,20 @@ def tuned(model: nn.Module, batch: tuple[torch.Tensor, ...], low: str) -> Callab
     return result.step
 
 
+def show(
+    name: str,
+    step: Callable[..., None],
+    model: nn.Module,
+    batch: tuple[torch.Tensor, ...],
+    repeats: int,
+) -> None:
+    """Print a step's time, and its peak of memory with the parameters."""
+    found = finecast.torch.profile(step, batch, repeats=repeats)
+    weights = finecast.torch.resident_bytes(model, ())
+    print(f"{name} (ms): {found.ms:.1f}")
+    print(f"{name} (MBs): {(found.peak_bytes + weights) / 2**20:.1f}")
+
+
 def main() -> None:
     """Print one line a way of running the step."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -144,10 +159,7 @@ def main() -> None:
         scaled = chosen.format == "fp16" and name.startswith("AMP")
         call = prepare(model)
         step = training_step(model, call, scaled)
-        found = finecast.torch.profile(step, (ids, labels), repeats=chosen.repeats)
-        weights = finecast.torch.resident_bytes(model, ())
-        print(f"{name} (ms): {found.ms:.1f}")
-        print(f"{name} (MBs): {(found.peak_bytes + weights) / 2**20:.1f}")
+        show(name, step, model, (ids, labels), chosen.repeats)
         # Without the optimizer gradients stay behind, and so are not counted.
         activations = finecast.torch.activation_bytes(
             lambda *args, c=call: c(*args).backward(), (ids, labels)

@@ -25,6 +25,7 @@ from finecast_training import step_search
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_search import StepSearch
 from finecast_training.step_tuning import StepResult
+from finecast_training.target import StepTarget
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
@@ -108,6 +109,14 @@ def tuned() -> tuple[nn.Module, StepResult, dict[str, torch.Tensor]]:
             trial_steps=4, seeds=2,
         )  # fmt: skip
     return net, result, before
+
+
+def test_random_numbers_go_on_as_before() -> None:
+    net, some = Net(), batches()
+    before = torch.get_rng_state()
+    with StepTarget.of(net, loss, some, [], moments=2, between=1).compared():
+        torch.rand(3)
+    assert torch.equal(before, torch.get_rng_state())
 
 
 Tuned = tuple[nn.Module, StepResult, dict[str, torch.Tensor]]
@@ -275,6 +284,7 @@ def test_a_plan_of_a_step_reads_back_equal(tuned: Tuned) -> None:
     assert StepPlan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.slow
 def test_raf_s_example_with_loss_and_optimizer_in_the_step(
     monkeypatch: pytest.MonkeyPatch, fast_bf16: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,9 +302,7 @@ def test_raf_s_example_with_loss_and_optimizer_in_the_step(
     assert "MB at the peak" in said
     step = example.training_step(model, call, scale=False)
     before = model.head.weight.detach().clone()
-    found = ft.profile(step, some, repeats=1, warmup=1)
-    print(f"AMP, finecast, tuned (ms): {found.ms:.1f}")
-    print(f"AMP, finecast, tuned (MBs): {found.mb:.1f}")
+    example.show("AMP, finecast, tuned", step, model, some, repeats=1)
     milliseconds, megabytes = capsys.readouterr().out.splitlines()
     assert float(milliseconds.split()[-1]) > 0
     assert float(megabytes.split()[-1]) > 0

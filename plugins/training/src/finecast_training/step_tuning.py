@@ -157,11 +157,12 @@ def tune_step(
 ) -> StepResult:
     """The fastest training step whose gradients and updates are as exact as autocast's.
 
-    Laws: the module, its optimizers and their state stay as they are. In no figure is the step
-    worse than compiled ``torch.autocast``: the relative error and the angle of each
-    parameter's gradient and of the optimizer's update, the shares of elements that became zero
-    or are no finite numbers; on several batches, at several moments of training. It is the
-    fastest, or takes the least memory, of what was compiled, fp32 and autocast among it.
+    Laws: the module, its optimizers, their state and PyTorch's random numbers stay as they are.
+    In no figure is the step worse than compiled ``torch.autocast``, by more than 5% and by
+    more than chance: the relative error and the angle of the parameters' gradients and of the
+    optimizer's updates, the shares of elements that became zero or are no finite numbers; on
+    several batches, at several moments of training. It is the fastest, or takes the least
+    memory, of what was compiled, fp32 and autocast among it.
 
     Args:
         model: The module, in the mode in which it is trained.

@@ -162,7 +162,7 @@ class StepTarget:
         torch.manual_seed(_SEED)
         backward(call(*batch), scale)
         found = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad.detach() / scale
+            name: torch.zeros_like(p) if p.grad is None else _dense(p.grad) / scale
             for name, p in self.parameters.items()
         }
         self.module.zero_grad(set_to_none=True)
@@ -221,7 +221,7 @@ class StepTarget:
 
     @contextmanager
     def compared(self) -> Generator[None]:
-        """A block without dropout."""
+        """A block without dropout, after which random numbers go on as before."""
         before: list[tuple[nn.Module, str, Any]] = []
         for module in self.module.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd):  # pyright: ignore[reportPrivateUsage]
@@ -231,10 +231,16 @@ class StepTarget:
         try:
             for module, name, _ in before:
                 setattr(module, name, 0.0)
-            yield
+            with torch.random.fork_rng():
+                yield
         finally:
             for module, name, value in before:
                 setattr(module, name, value)
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient, as that of an embedding may be sparse."""
+    return (gradient.to_dense() if gradient.is_sparse else gradient).detach()
 
 
 def backward(loss: Any, scale: float = 1.0) -> None:
