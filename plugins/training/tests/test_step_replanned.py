@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch import nn, optim
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from finecast import Policy
+from finecast import Format, Policy
 from finecast.errors import UsageError
 from finecast_training.backend import Backend
 from finecast_training.faults import overflow, stalled
@@ -219,6 +220,16 @@ def test_parameters_in_bf16_whose_updates_are_lost_are_named() -> None:
     assert "first.weight" in said
 
 
+def test_updates_that_bf16_would_lose_are_kept_by_a_plan(fast_bf16: None) -> None:
+    net = Net()
+    optimizer = optim.SGD(net.parameters(), lr=1e-5)
+    own = target(net, optimizer)
+    low = planned("all:bf16", net)
+    updates = own.exactness(low.compile(own.module)).updates
+    assert max(updates.vanished) < 0.01
+    assert max(updates.error) < 0.1
+
+
 def test_a_stale_cast_is_found() -> None:
     net = Net()
     backend = Backend("all:bf16", accumulation=True, kernels=False)
@@ -327,12 +338,21 @@ class Wrapped(nn.Module):
 @pytest.mark.filterwarnings("error:the plan of the training step")
 def test_a_plan_holds_for_a_module_that_is_wrapped(fast_bf16: None) -> None:
     net = Net()
-    plan = planned("matmult:bf16", net)
+    (by_policy,) = planned("matmult:bf16", net).plans
+    assert by_policy.decision("module.middle/addmm_1") is not None
+    changed = tuple(
+        replace(d, format=Format.FP32) if d.node == "module.middle/addmm_1" else d
+        for d in by_policy.decisions
+    )
+    own = replace(by_policy, decisions=changed)
+    plan = StepPlan(name="", policy="matmult:bf16", plans=(own,))
     step, other = TunedStep(plan, net, loss), TunedStep(plan, Wrapped(net), loss)
     for one in (step, other):
         one(*batch()).backward()
     assert step.plans[0].digest == plan.plans[0].digest
     assert formats_of(other) == formats_of(step)
+    assert formats_of(other)["addmm_1"] == "fp32"
+    assert formats_of(other)["addmm"] == "bf16"
 
 
 def test_a_plan_of_another_module_is_told_of(fast_bf16: None) -> None:

@@ -157,9 +157,9 @@ def tune_step(
 ) -> StepResult:
     """The fastest training step whose gradients and updates are as exact as autocast's.
 
-    Laws: the module, its optimizers, their state and PyTorch's random numbers stay as they are.
-    In no figure is the step worse than compiled ``torch.autocast``, by more than 5% and by
-    more than chance: the relative error and the angle of the parameters' gradients and of the
+    Laws: the module, its optimizers, their state and random numbers stay as they are. In no
+    figure is the step worse than compiled ``torch.autocast``, by more than 5% and by more than
+    chance: the relative error and the angle of the parameters' gradients and of the
     optimizer's updates, the shares of elements that became zero or are no finite numbers; on
     several batches, at several moments of training. It is the fastest, or takes the least
     memory, of what was compiled, fp32 and autocast among it.
