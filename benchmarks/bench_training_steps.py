@@ -35,7 +35,7 @@ from examples.bert_layer_training import Model
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_tuning import StepResult
 
-DATA: Final = Path(__file__).parents[2] / "shared" / "models" / "train_from_scratch"
+DATA = Path(__file__).parents[2] / "shared" / "models" / "train_from_scratch"
 Batch = tuple[torch.Tensor, ...]
 _BATCHES: Final = 6
 
@@ -121,9 +121,9 @@ STEPS: Final = {
 }
 
 
-def fashion() -> Job:
+def fashion(data: Path) -> Job:
     """Classes of Fashion-MNIST."""
-    held = np.load(DATA / "fashion_mnist_20k_10k.npz")
+    held = np.load(data / "fashion_mnist_20k_10k.npz")
     images = torch.from_numpy(held["train_x"])[:, None].float() / 255
     labels = torch.from_numpy(held["train_y"].astype(np.int64))
 
@@ -134,9 +134,9 @@ def fashion() -> Job:
     return Job(net=ImageModel, loss=own, draw=draw)
 
 
-def characters() -> Job:
+def characters(data: Path) -> Job:
     """Blanks in a text to be filled in."""
-    text = (DATA / "tinyshakespeare.txt").read_text(encoding="utf-8")
+    text = (data / "tinyshakespeare.txt").read_text(encoding="utf-8")
     known = {c: i for i, c in enumerate(sorted(set(text)))}
     codes = torch.tensor([known[c] for c in text])
 
@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("nets", nargs="*")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--steps", type=int, default=500, help="of curves")
+    parser.add_argument("--data", type=Path, default=DATA, help="of curves")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--op-by-op", action="store_true", help="compile nothing")
     chosen = parser.parse_args()
@@ -205,10 +206,10 @@ def main() -> None:
 
         StepPlan.compile = op_by_op
     if chosen.what == "curves":
-        if not DATA.is_dir():
-            sys.exit(f"there is no {DATA}")
+        if not chosen.data.is_dir():
+            sys.exit(f"there is no {chosen.data}")
         for name in chosen.nets or CURVES:
-            report(name, tuned(CURVES[name](), chosen.steps, chosen.seeds))
+            report(name, tuned(CURVES[name](chosen.data), chosen.steps, chosen.seeds))
         return
     for name in chosen.nets or STEPS:
         report(name, tuned(STEPS[name]))

@@ -22,6 +22,7 @@ from finecast.errors import UsageError
 from finecast.measure.racing import Race
 from finecast.progress import silent
 from finecast_training import step_search
+from finecast_training.measures import Deviation, Figures
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_search import StepSearch
 from finecast_training.step_tuning import StepResult
@@ -225,6 +226,22 @@ def test_the_least_memory_is_an_objective_and_a_bound(tuned: Tuned) -> None:
     none = searched(tuned[1], "time", 1)
     assert none.best().plan.way is Way.FP32
     assert none.notes == ["no plan takes at most 1e-06 MB"]
+
+
+def test_a_compiled_plan_that_is_worse_than_autocast_is_not_taken(tuned: Tuned) -> None:
+    search = searched(tuned[1], "time", 10**9)
+    before = search.best()
+    assert before.compiled is not None
+    same = [c for c in search.candidates if c.plan.plans == before.plan.plans]
+    lost = Deviation(error=1.0, angle=0.5, vanished=0.0, nonfinite=0.2)
+    samples = [{"first.weight": lost}] * len(before.compiled.gradients.error)
+    for one in same:
+        one.compiled = replace(before.compiled, gradients=Figures.of(samples))
+    after = search.best()
+    assert after.plan.plans != before.plan.plans
+    (why,) = {c.why for c in same}
+    assert why.startswith("worse than torch.autocast: overflow: Inf or NaN first in the")
+    assert why.endswith("gradient of first.weight (20% of its elements)")
 
 
 def test_where_low_formats_gain_nothing_the_step_stays_in_fp32(tuned: Tuned) -> None:

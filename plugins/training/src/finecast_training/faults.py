@@ -20,22 +20,18 @@ _STALLED: Final = 0.1
 _NAMED: Final = 3
 
 
-def overflow(figures: Figures, names: list[str]) -> str:
+def overflow(figures: Figures) -> str:
     """Where gradients begin to be Inf or NaN; empty if all are finite.
 
-    Args:
-        figures: Those of the gradients.
-        names: All parameters, in the order of the forward pass: the backward pass comes to the
-            last one first.
+    Parameters are in the order of the forward pass: the backward pass comes to the last first.
     """
-    broken = [name for name in names if name in figures.broken]
-    if not broken:
+    if not figures.broken:
         return ""
-    first = broken[-1]
-    others = f", then in {len(broken) - 1} before it" if len(broken) > 1 else ""
+    *others, first = figures.broken
+    before = f", then in {len(others)} before it" if others else ""
     return (
         f"overflow: Inf or NaN first in the gradient of {first}"
-        f" ({percent(figures.broken[first])} of its elements){others}"
+        f" ({percent(figures.broken[first])} of its elements){before}"
     )
 
 

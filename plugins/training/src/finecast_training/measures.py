@@ -89,7 +89,8 @@ class Figures:
         vanished: The share of elements that became zero.
         nonfinite: The share of elements that are NaN or Inf.
         worst: The parameter of the largest error on average.
-        broken: Parameters with NaN or Inf, with the largest share of them in a sample.
+        broken: Parameters with NaN or Inf, with the largest share of them in a sample, in the
+            order in which samples have them.
     """
 
     error: tuple[float, ...]

@@ -137,7 +137,7 @@ class StepSearch:
         self.autocast = self._compare(self._plan("torch.autocast", Way.AUTOCAST))
         self.fp32 = self._compare(self._plan("fp32", Way.FP32))
         self.notes += stalled(self.target)
-        autocasts = overflow(self.autocast.exactness.gradients, [*self.target.parameters])
+        autocasts = overflow(self.autocast.exactness.gradients)
         if autocasts:
             self.notes.append(f"torch.autocast: {autocasts}")
         by_rules = [self._by_rules(*rule) for rule in self._rules()]
@@ -257,8 +257,7 @@ class StepSearch:
         """Whether a plan is worse than autocast in any figure, which is then why."""
         beyond = (one.compiled or one.exactness).beyond(most)
         if beyond:
-            names = [*self.target.parameters]
-            broken = overflow((one.compiled or one.exactness).gradients, names)
+            broken = overflow((one.compiled or one.exactness).gradients)
             said = broken or ", ".join(beyond)
             one.why = f"worse than torch.autocast: {said}"
         return bool(beyond)

@@ -146,7 +146,7 @@ class TunedStep:
         for plan in self.known:
             call = plan.compile(target.module, kernels=False)
             exact = most if plan.way is Way.AUTOCAST else target.exactness(call, plan.scale)
-            broken = overflow(exact.gradients, [*target.parameters])
+            broken = overflow(exact.gradients)
             beyond = [broken] if broken else exact.beyond(most)
             if not beyond:
                 return plan, failed
