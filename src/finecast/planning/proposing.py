@@ -14,7 +14,13 @@ from finecast.numbers.formats import Format
 from finecast.planning.alternatives import explained, labels_of
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner, chosen, pick
-from finecast.planning.problem import Analysis, Choice, Proposal, build_problem
+from finecast.planning.problem import (
+    Analysis,
+    Choice,
+    Proposal,
+    build_problem,
+    predicted_error,
+)
 from finecast.solver.assignment import Floats, Ints
 from finecast.solver.expansion import envelope, fastest_within
 from finecast.solver.flips import Flips, flips
@@ -176,6 +182,21 @@ def stated(
     at = _Stated.of(planner, analysis, plan)
     choice = Choice.of(evaluate(at.problem, at.label), at.problem, at.label, analysis)
     return proposal(planner, analysis, choice, name)
+
+
+def sharpened(
+    planner: Planner, before: Analysis, analysis: Analysis, proposal: Proposal
+) -> Proposal:
+    """A proposal with error and reasons by an analysis that knows the errors of single ops.
+
+    Law: what was measured of the plan's error, over what ``before`` predicted, stays.
+    """
+    plan = proposal.plan
+    ids = {n.name: n.id for n in planner.graph.nodes}
+    formats = {ids[name]: fmt for name, fmt in plan.formats.items()}
+    was, now = (predicted_error(one, formats) for one in (before, analysis))
+    error = proposal.error * (now / was) if was else now
+    return replace(proposal, plan=explained(planner, analysis, plan), error=error)
 
 
 def predicted_cost(planner: Planner, analysis: Analysis, plan: Plan) -> float:

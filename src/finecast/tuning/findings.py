@@ -70,8 +70,8 @@ class SearchStep:
     """A measurement of the search.
 
     Attributes:
-        what: ``race`` or ``evaluation``.
-        plan: The name of the plan.
+        what: ``race`` or ``evaluation`` of a plan, or ``errors of ops``.
+        plan: The name of the plan, if it is of one.
         gain: Its expected gain, as a share of the time of the plan in use.
         chance: The probability with which it was expected to keep the criterion.
         seconds: What the measurement took.
@@ -79,11 +79,11 @@ class SearchStep:
     """
 
     what: str
-    plan: str
-    gain: float
-    chance: float
     seconds: float
-    result: str
+    plan: str = ""
+    gain: float = 0.0
+    chance: float = 0.0
+    result: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

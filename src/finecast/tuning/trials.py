@@ -164,12 +164,15 @@ class Trials:
         share = (best - linear(self._criterion.target(baseline))) / lost
         return (kept + min(max(share, 0.0), 1.0) * (missed - kept)) ** 2
 
-    def share_lost(self, plan: Plan, measure: Measure) -> float:
-        """The share of what may be lost by which a plan's metric is off; infinite if unknown.
+    def share_lost(self, plan: Plan) -> float:
+        """The share of what may be lost by which a plan's metric is off.
 
-        A metric that is better than fp32's is off, too: it shows what chance may do.
+        Infinite where it was not tried. A metric that is better than fp32's is off, too: it
+        shows what chance may do.
         """
-        metric = self._guiding(self._measured(plan, measure))
+        if plan.digest not in self.tried:
+            return math.inf
+        metric = self._guiding(self.metric(plan))
         baseline = self._guiding(self.baseline)
         target = self._criterion.target(baseline)
         lost, allowed = abs(metric - baseline), abs(target - baseline)
@@ -298,10 +301,9 @@ class Trials:
     def _spent(self) -> str:
         """Why no further plan may be evaluated; empty if one may.
 
-        The evaluation of fp32 does not count, nor does that of an engine's hint where no plan
-        was tried yet: the first plan is tried in any case.
+        The evaluation of fp32 does not count.
         """
-        return self.budget.spent(self.evaluations - 1 if self.tried else 0)
+        return self.budget.spent(self.evaluations - 1)
 
     def passes(self, candidate: Candidate, measure: Measure) -> bool:
         """Whether a candidate passes, by its evaluation or by its earlier trial.
