@@ -45,6 +45,7 @@ ALLOWED: Final[Mapping[str, str]] = {
     r"[\w.]*\.lock\.(?:json|npz)|--lock \w+": "the name of a file",
     r"\blow\.(?:onnx|xml|pt2)|\(low,|'low'": "a name in code",
     r"(?:very )?low (?:range|precision)": "less of it, which is said of formats",
+    r"unit in the last place": "the field's word for the distance of two numbers",
     r"units? (?:differ|of their own)|(?:own|other|different|several) units?": "of numbers",
     r"t(?:ell|ells|old) (?:them )?apart|tell a right model from": "to see a difference",
     r"text-anchor|\.anchor|class=\"anchor\"|tuple\[Race": "a name in code",

@@ -12,7 +12,7 @@ import pytest
 
 from finecast import progress
 from finecast.errors import UsageError
-from finecast.progress import Notice, Phases, reporting, shown, silent
+from finecast.progress import Notice, Phases, Step, reporting, shown, silent
 from tests.cli.test_output import ACTS, NASTY
 
 
@@ -84,6 +84,15 @@ def test_where_nobody_watches_the_interface_reports_nothing(
             now[0] += 100.0
             report("stage", 1, 2)
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_steps_are_shown_where_they_are_asked_for(
+    capsys: pytest.CaptureFixture[str], *, steps: bool
+) -> None:
+    with shown("tuning", steps=steps) as report:
+        report(Step("benchmark of plan 8"), 1, 1)
+    assert capsys.readouterr().err == ("tuning: benchmark of plan 8\n" if steps else "")
 
 
 def test_a_callback_is_called() -> None:

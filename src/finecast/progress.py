@@ -40,6 +40,12 @@ class Notice(str):
     __slots__ = ()
 
 
+class Step(Notice):
+    """A remark for those who ask for details: what was measured, and why."""
+
+    __slots__ = ()
+
+
 def silent(stage: str, done: int, total: int) -> None:
     """Report nothing."""
     del stage, done, total
@@ -139,13 +145,14 @@ class Overall:
 
 
 @contextmanager
-def shown(title: str) -> Generator[Progress]:
+def shown(title: str, *, steps: bool = False) -> Generator[Progress]:
     """Progress on stderr: a bar on a terminal, one line that changes in a notebook.
 
-    In a file or a pipe it is a line now and then.
+    In a file or a pipe it is a line now and then. Each ``Step`` is a line if ``steps`` are
+    asked for.
     """
     if not sys.stderr.isatty():
-        lines = _Lines(title, redrawn=in_notebook())
+        lines = _Lines(title, redrawn=in_notebook(), steps=steps)
         try:
             yield lines.report
         finally:
@@ -179,7 +186,8 @@ def shown(title: str) -> Generator[Progress]:
         def report(stage: str, done: int, total: int) -> None:
             text = escape(safe(f"{title}: {stage}"))
             if isinstance(stage, Notice):
-                bar.console.print(text)
+                if steps or not isinstance(stage, Step):
+                    bar.console.print(text)
                 return
             whole.report(stage, done, total)
             bar.update(task, description=text + _steps(done, total))
@@ -195,14 +203,16 @@ def _steps(done: int, total: int) -> str:
 class _Lines:
     """Progress as lines, or as one line that is ``redrawn``, not too often."""
 
-    def __init__(self, title: str, *, redrawn: bool) -> None:
-        self._title, self._redrawn = title, redrawn
+    def __init__(self, title: str, *, redrawn: bool, steps: bool) -> None:
+        self._title, self._redrawn, self._steps = title, redrawn, steps
         self._start = time.monotonic()
         self._last = self._start - _REDRAWN_S if redrawn else self._start
         self._width = 0
 
     def report(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
+        if isinstance(stage, Step) and not self._steps:
+            return
         if isinstance(stage, Notice):
             self._write(one_line(f"{self._title}: {stage}"))
             self.end()

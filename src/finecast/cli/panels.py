@@ -27,7 +27,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
         *("check", "max_error", "auto_cast", "auto_cast_type", "exclude", "engine", "target"),
         *("preset", "dims", "verify", "force", "report", "ops", "every"),
         *("settings", "strict"),
-        *("values", "as_json", "help", "help_all"),
+        *("values", "verbose", "as_json", "help", "help_all"),
     ),
     "Accuracy": (
         *("confidence", "groups", "score_range", "lower_is_better", "of", "slices"),

@@ -23,6 +23,7 @@ from finecast.data.metrics import Score
 from finecast.measure.timing import now_s
 from finecast.planning.problem import Analysis, Proposal
 from finecast.planning.proposing import near, sharpened
+from finecast.progress import Step
 from finecast.solver.assignment import Floats
 from finecast.tuning.belief import Belief, Estimate
 from finecast.tuning.findings import SearchStep
@@ -129,7 +130,7 @@ class Loop:
         self.pool = {digest: sharper(one) for digest, one in self.pool.items()}
         self.add(proposals)
         self._propose_near()
-        self.journal.append(SearchStep(what="errors of ops", seconds=now_s() - start))
+        self._note(SearchStep(what="errors of ops", seconds=now_s() - start))
 
     @property
     def best(self) -> Candidate | None:
@@ -246,7 +247,7 @@ class Loop:
         else:
             what, result = "race", self.race([plan])
         gain, chance = self._expected
-        self.journal.append(
+        self._note(
             SearchStep(
                 what=what,
                 plan=plan.name,
@@ -256,6 +257,11 @@ class Loop:
                 result=result,
             )
         )
+
+    def _note(self, step: SearchStep) -> None:
+        """Keep a step in the journal, and report it."""
+        self.journal.append(step)
+        self.models.progress(Step(step.text), len(self.journal), len(self.journal))
 
     def race(self, plans: Sequence[Proposal]) -> str:
         """Race plans beside fp32; gives what that told."""
