@@ -1,9 +1,11 @@
 """One training step of BERT-base with one layer: time and memory, FP32 and mixed.
 
     python examples/bert_layer_training.py [--device cpu|cuda] [--format bf16|fp16|tf32]
+                                           [--tuned]
 
 The example of RAF's documentation on mixed precision: batch 8 x 128, vocabulary 30,522, loss
-and optimizer in the step. Prints finecast beside ``torch.autocast``, eager and compiled.
+and optimizer in the step. Prints finecast beside ``torch.autocast``, eager and compiled; with
+``--tuned`` also the step that ``tune_step`` finds, which takes minutes.
 Activations are what forward and backward free again: low copies of weights are among them,
 parameters and gradients are not. In PyTorch tf32 is a switch of the process and not a type:
 there is nothing to plan, and ``--format tf32`` (CUDA) times the same step with it on and off.
@@ -80,19 +82,47 @@ def training_step(
     return step
 
 
+def tuned(model: nn.Module, batch: tuple[torch.Tensor, ...], low: str) -> Callable[..., Any]:
+    """The step that is measured to be the fastest no worse than ``torch.autocast``."""
+    result = finecast.torch.tune_step(
+        model,
+        lambda net, ids, labels: net(ids, labels),
+        [batch],
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
+        policy=f"auto:{low}",
+    )
+    print(result)
+    return result.step
+
+
+def show(
+    name: str,
+    step: Callable[..., None],
+    model: nn.Module,
+    batch: tuple[torch.Tensor, ...],
+    repeats: int,
+) -> None:
+    """Print a step's time, and its peak of memory with the parameters."""
+    found = finecast.torch.profile(step, batch, repeats=repeats)
+    weights = finecast.torch.resident_bytes(model, ())
+    print(f"{name} (ms): {found.ms:.1f}")
+    print(f"{name} (MBs): {(found.peak_bytes + weights) / 2**20:.1f}")
+
+
 def main() -> None:
     """Print one line a way of running the step."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--format", choices=("bf16", "fp16", "tf32"), default="bf16")
     parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--tuned", action="store_true")
     chosen = parser.parse_args()
     if chosen.format == "tf32" and chosen.device != "cuda":
         parser.error("tf32 is a format of CUDA devices")
     low = torch.bfloat16 if chosen.format == "bf16" else torch.float16
     torch.manual_seed(0)
     first = Model().to(chosen.device)
-    ids = torch.randint(0, 10000, (BATCH, TOKENS), device=chosen.device)
+    ids = torch.randint(0, VOCABULARY, (BATCH, TOKENS), device=chosen.device)
     labels = torch.randint(0, VOCABULARY, (BATCH, TOKENS), device=chosen.device)
 
     def autocast(model: nn.Module) -> Callable[..., Any]:
@@ -112,6 +142,8 @@ def main() -> None:
             m, f"auto:{chosen.format}"
         ),
     }
+    if chosen.tuned:
+        ways["AMP, finecast, tuned"] = lambda m: tuned(m, (ids, labels), chosen.format)
     if chosen.format == "tf32":
         ways = {
             "FP32, eager": lambda m: m,
@@ -127,10 +159,7 @@ def main() -> None:
         scaled = chosen.format == "fp16" and name.startswith("AMP")
         call = prepare(model)
         step = training_step(model, call, scaled)
-        found = finecast.torch.profile(step, (ids, labels), repeats=chosen.repeats)
-        weights = finecast.torch.resident_bytes(model, ())
-        print(f"{name} (ms): {found.ms:.1f}")
-        print(f"{name} (MBs): {(found.peak_bytes + weights) / 2**20:.1f}")
+        show(name, step, model, (ids, labels), chosen.repeats)
         # Without the optimizer gradients stay behind, and so are not counted.
         activations = finecast.torch.activation_bytes(
             lambda *args, c=call: c(*args).backward(), (ids, labels)

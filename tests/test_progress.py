@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from finecast import progress
 from finecast.errors import UsageError
-from finecast.progress import Notice, Phases, reporting, shown, silent
+from finecast.progress import Notice, Phases, Step, reporting, shown, silent
 from tests.cli.test_output import ACTS, NASTY
 
 
@@ -85,6 +86,15 @@ def test_where_nobody_watches_the_interface_reports_nothing(
     assert not capsys.readouterr().err
 
 
+@pytest.mark.parametrize("steps", [True, False])
+def test_steps_are_shown_where_they_are_asked_for(
+    capsys: pytest.CaptureFixture[str], *, steps: bool
+) -> None:
+    with shown("tuning", steps=steps) as report:
+        report(Step("benchmark of plan 8"), 1, 1)
+    assert capsys.readouterr().err == ("tuning: benchmark of plan 8\n" if steps else "")
+
+
 def test_a_callback_is_called() -> None:
     with reporting(silent, "tuning") as report:
         assert report is silent
@@ -126,3 +136,27 @@ def test_the_time_is_told_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
         ("timing", 7.0), ("baseline", 4.0), ("evaluation", 4.0)
     ]  # fmt: skip
     assert seen == ["baseline", "timing", "evaluation of plan 1"]
+
+
+def test_the_whole_grows_in_every_phase_and_is_not_full_before_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    whole = progress.Overall()
+    stages = [("load", 0, 1), ("baseline", 1, 1), *(("sensitivity", k, 9) for k in range(9))]
+    stages += [(f"phase {k}", 0, 1) for k in range(99)]
+    done = [whole.done()]
+    for stage in stages:
+        whole.report(*stage)
+        now[0] += 1.0
+        done.append(whole.done())
+    assert done[0] == 0
+    assert all(a < b for a, b in pairwise(done[:25]))
+    assert done == sorted(done)
+    assert done[-1] < 1
+    before = whole.done()
+    now[0] += 1e6  # a long wait
+    assert before <= whole.done() < 1
+    whole.report("load", 0, 1)  # a phase that comes again
+    assert whole.done() < 1

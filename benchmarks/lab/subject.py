@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType, SimpleNamespace
-from typing import ClassVar, Final, Self, cast
+from typing import Final, Self, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
 from finecast.native.model import OpenedModel
+from finecast.native.roundings import Times
 from finecast.native.subject import Built, Examined, Hinted, Subject, UserRules
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -34,6 +35,7 @@ from finecast.solver.assignment import Bools
 # As ``native/engine_subject.py`` has them: then errors are not measured one by one.
 _HARMLESS: Final = 0.25
 _MINOR: Final = 0.25
+_FEW_PROBES: Final = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,11 +229,33 @@ class SimulatedSubject(Subject):
 class SimulatedExamined(Examined):
     """A simulated net whose ops the rules have judged."""
 
-    measures_lowest: ClassVar[bool] = True
     planner: Planner
     subject: SimulatedSubject
     workload: Workload
     progress: Progress
+    _timed: list[Times] = field(init=False, repr=False, default_factory=list[Times])
+
+    def prior(self, *, of_time: bool = True) -> Analysis:
+        """Predicted times, and even errors."""
+        del of_time
+        times = self._times()
+        return self._analysis(
+            times, {f: Sensitivity.even(at, times.errors[f]) for f, at in times.points.items()}
+        )
+
+    def outline(self, formats: Collection[Format], *, of_time: bool = True) -> Analysis:
+        """Predicted times, and the largest errors."""
+        del of_time
+        times = self._times()
+        return self._analysis(
+            times,
+            {
+                fmt: self._probed(fmt, _FEW_PROBES)
+                if fmt in formats
+                else Sensitivity.even(at, times.errors[fmt])
+                for fmt, at in times.points.items()
+            },
+        )
 
     def without(self, unfit: Unfit) -> Self:
         """This without formats of some ops."""
@@ -242,8 +266,7 @@ class SimulatedExamined(Examined):
     ) -> Analysis:
         """Predicted times, and sensitivities by probes of each rounding."""
         del of_time
-        self.progress("profile", 0, 1)
-        times = self.subject.simulation.predicted()
+        times = self._times()
         self.progress("sensitivity", 0, 1)
         sensitivities = {
             fmt: Sensitivity.even(where, times.errors[fmt])
@@ -251,15 +274,24 @@ class SimulatedExamined(Examined):
             else self._probed(fmt)
             for fmt, where in times.points.items()
         }
+        return self._analysis(times, sensitivities)
+
+    def _times(self) -> Times:
+        if not self._timed:
+            self.progress("profile", 0, 1)
+            self._timed.append(self.subject.simulation.predicted())
+        return self._timed[0]
+
+    def _analysis(self, times: Times, errors: Mapping[Format, Sensitivity]) -> Analysis:
         # Of the prepared model only the types of ports are asked, which all stay.
         prepared = cast("PreparedModel", SimpleNamespace(resolve_io=dict))
-        return times.analysis(prepared, self.planner, sensitivities)
+        return times.analysis(prepared, self.planner, errors)
 
-    def _probed(self, fmt: Format) -> Sensitivity:
+    def _probed(self, fmt: Format, most: int | None = None) -> Sensitivity:
         simulation = self.subject.simulation
         points = simulation.net.points[fmt]
         count = len(points.points) + len(points.weights)
-        simulation.switch(fmt, count)
+        simulation.switch(fmt, count if most is None else 1)
 
         def probe(on: Bools) -> Sequence[Array]:
             return [1 + simulation.probe(fmt, on)]
@@ -270,6 +302,7 @@ class SimulatedExamined(Examined):
             weights=len(points.weights),
             shared=[at for _, at in points.shared],
             on_probe=lambda done, total: self.progress("sensitivity", done, total),
+            most=most,
         )
 
     def _is_minor(

@@ -34,6 +34,7 @@ CORE: Final = Plugin(
     engines=(
         EngineEntry(
             name="openvino",
+            title="OpenVINO",
             module="finecast.engines.openvino",
             factory="OpenVinoEngine",
             requires="openvino",
@@ -42,6 +43,7 @@ CORE: Final = Plugin(
         ),
         EngineEntry(
             name="onnxruntime",
+            title="ONNX Runtime",
             module="finecast.engines.onnxruntime",
             factory="OnnxRuntimeEngine",
             requires="onnxruntime",
@@ -49,6 +51,7 @@ CORE: Final = Plugin(
         ),
         EngineEntry(
             name="torch",
+            title="PyTorch (compiled)",
             module="finecast.engines.torch",
             factory="compiled",
             requires="torch",
@@ -58,6 +61,7 @@ CORE: Final = Plugin(
         ),
         EngineEntry(
             name="torch-eager",
+            title="PyTorch (eager)",
             module="finecast.engines.torch",
             factory="eager",
             requires="torch",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from finecast.progress import Progress
     from finecast.rules import UserRule
     from finecast.rules.policy import Policy
-    from finecast.tuning.goal import Goal, Objective
+    from finecast.tuning.goal import Goal, Objective, Preset
 
 
 class ReadingKeywords(TypedDict, total=False):
@@ -125,6 +125,7 @@ class SearchKeywords(TypedDict, total=False):
     confidence: float | str | None
     score_range: str | Sequence[float] | None
     objective: Objective | str
+    preset: Preset | str
     min_speedup: float
     max_size: str | int | None
     max_bits: float | None

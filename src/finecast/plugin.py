@@ -148,6 +148,7 @@ class EngineEntry:
         device: The device by default.
         reads: The kinds of files that it loads, and of models in memory that these hold.
         framework: The framework whose models these are.
+        title: What messages call it; empty for its name.
     """
 
     name: str
@@ -158,6 +159,7 @@ class EngineEntry:
     device: str = "CPU"
     reads: tuple[str, ...] = (ONNX,)
     framework: str = "ONNX"
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Generator
@@ -13,6 +14,14 @@ from finecast.terminal import one_line, safe, write
 
 _EVERY_S: Final = 10.0
 """Least time between two lines of progress in a file or a pipe: short work writes none."""
+_FIRST: Final = "load"
+"""What is waited for until the first report."""
+_PHASE: Final = 0.15
+"""The share of what is left that a phase takes: tune has about a dozen of them."""
+_WAIT_S: Final = 30.0
+"""Seconds after which a phase without steps is shown as two thirds done."""
+_MOST: Final = 0.99
+"""The most that is shown as done before the end."""
 _REDRAWN_S: Final = 0.2
 """Least time between two states of a line that is written anew in its place."""
 
@@ -27,6 +36,12 @@ class Progress(Protocol):
 
 class Notice(str):
     """A stage that is no work but a remark on it, shown at once: how long it will take."""
+
+    __slots__ = ()
+
+
+class Step(Notice):
+    """A remark for those who ask for details: what was measured, and why."""
 
     __slots__ = ()
 
@@ -100,14 +115,44 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
+class Overall:
+    """How much of all work is done, of which no more is known than the phase and its steps.
+
+    Laws: it grows in every phase, with steps or with time, never falls, and is below 1 until
+    the end. A phase takes a fixed share of what was left before it.
+    """
+
+    def __init__(self) -> None:
+        self._phase, self._start, self._since = "", 0.0, time.monotonic()
+        self._steps = self._most = 0.0
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """As ``Progress``."""
+        phase, now = stage.partition(" of ")[0], time.monotonic()
+        if phase != self._phase:
+            left = 1 - self._start
+            self._start = max(self._start + _PHASE * left * bool(self._phase), self.done())
+            self._phase, self._since, self._steps = phase, now, 0.0
+        self._steps = max(self._steps, min(done / max(total, 1), 1.0))
+
+    def done(self) -> float:
+        """The share that is done now."""
+        waited = 1 - math.exp((self._since - time.monotonic()) / _WAIT_S)
+        within = self._steps + (1 - self._steps) * waited * bool(self._phase)
+        share = self._start + _PHASE * (1 - self._start) * within
+        self._most = max(self._most, min(share, _MOST))
+        return self._most
+
+
 @contextmanager
-def shown(title: str) -> Generator[Progress]:
+def shown(title: str, *, steps: bool = False) -> Generator[Progress]:
     """Progress on stderr: a bar on a terminal, one line that changes in a notebook.
 
-    In a file or a pipe it is a line now and then.
+    In a file or a pipe it is a line now and then. Each ``Step`` is a line if ``steps`` are
+    asked for.
     """
     if not sys.stderr.isatty():
-        lines = _Lines(title, redrawn=in_notebook())
+        lines = _Lines(title, redrawn=in_notebook(), steps=steps)
         try:
             yield lines.report
         finally:
@@ -115,34 +160,59 @@ def shown(title: str) -> Generator[Progress]:
         return
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Task, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
+    from rich.progress_bar import ProgressBar
+    from rich.table import Column
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
+    whole = Overall()
+
+    class Growing(BarColumn):
+        """A bar that is computed anew each time it is drawn."""
+
+        def render(self, task: Task) -> ProgressBar:
+            task.completed = whole.done()
+            return super().render(task)
+
+    words = TextColumn(
+        "{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    )
+    columns = (words, Growing(bar_width=20), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Bar(*columns, console=console, transient=True, expand=True) as bar:
+        whole.report(_FIRST, 0, 1)
+        task = bar.add_task(f"{title}: {_FIRST}", total=1)
 
         def report(stage: str, done: int, total: int) -> None:
             text = escape(safe(f"{title}: {stage}"))
             if isinstance(stage, Notice):
-                bar.console.print(text)
+                if steps or not isinstance(stage, Step):
+                    bar.console.print(text)
                 return
-            bar.update(task, completed=done, total=total, description=text)
+            whole.report(stage, done, total)
+            bar.update(task, description=text + _steps(done, total))
 
         yield report
+
+
+def _steps(done: int, total: int) -> str:
+    """How many steps are done, where there are several."""
+    return f", {done} of {total}" if total > 1 else ""
 
 
 class _Lines:
     """Progress as lines, or as one line that is ``redrawn``, not too often."""
 
-    def __init__(self, title: str, *, redrawn: bool) -> None:
-        self._title, self._redrawn = title, redrawn
+    def __init__(self, title: str, *, redrawn: bool, steps: bool) -> None:
+        self._title, self._redrawn, self._steps = title, redrawn, steps
         self._start = time.monotonic()
         self._last = self._start - _REDRAWN_S if redrawn else self._start
         self._width = 0
 
     def report(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
+        if isinstance(stage, Step) and not self._steps:
+            return
         if isinstance(stage, Notice):
             self._write(one_line(f"{self._title}: {stage}"))
             self.end()
@@ -150,8 +220,8 @@ class _Lines:
         if now - self._last < (_REDRAWN_S if self._redrawn else _EVERY_S):
             return
         self._last = now
-        text = f"{self._title}: {stage}, {done} of {total}, after {now - self._start:.0f} s"
-        self._write(one_line(text))
+        steps, took = _steps(done, total), now - self._start
+        self._write(one_line(f"{self._title}: {stage}{steps}, after {took:.0f} s"))
 
     def end(self) -> None:
         """End the line that was redrawn, if there is one."""

@@ -153,7 +153,7 @@ def test_it_is_said_that_kernels_of_a_program_are_not_told(
 ) -> None:
     quick = ["--no-memory", "--runs", "2", "--seconds", "0", "--engine", "torch-eager"]
     assert main(["profile", str(model), "--ops", *quick]) == 0
-    assert "does not tell its kernels: --ops shows nothing" in capsys.readouterr().err
+    assert "does not report its kernels: --ops shows nothing" in capsys.readouterr().err
 
 
 def test_options_that_do_not_apply_are_refused(

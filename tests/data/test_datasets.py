@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from finecast.data.datasets import Dataset, data_set, load_npz, open_npz
+from finecast.data.datasets import Dataset, data_set, open_npz
 from finecast.engines.base import TensorSpec
 from finecast.errors import UsageError
 
@@ -20,6 +21,10 @@ def saved(path: Path, *, compressed: bool = False, **arrays: Any) -> Path:
     file = path / "data.npz"
     (np.savez_compressed if compressed else np.savez)(file, **arrays)
     return file
+
+
+def load_npz(path: Path, inputs: Sequence[TensorSpec], **options: Any) -> Dataset:
+    return data_set(open_npz(path), inputs, where=str(path), **options)
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -137,8 +142,9 @@ def test_folders_and_other_files_are_told_how_to_be_given(tmp_path: Path) -> Non
     """Folders of .npy files and tables: the advice was to check the path."""
     np.save(tmp_path / "x.npy", X)
     for given in (tmp_path, tmp_path / "x.npy"):
-        with pytest.raises(UsageError, match=r"one file, named as the inputs.*calib FILE\.py"):
+        with pytest.raises(UsageError, match="one file, named as the inputs") as caught:
             open_npz(given)
+        assert "--data FILE.py:FUNCTION" in str(caught.value.fix)
 
 
 def test_files_that_are_no_npz(tmp_path: Path) -> None:

@@ -97,3 +97,21 @@ def test_torchs_loader() -> None:
     batches = list(stream(torch.utils.data.DataLoader(data, batch_size=3)).batches(1))
     assert [b.count for b in batches] == [3, 3, 2]
     np.testing.assert_array_equal(np.concatenate([b.feeds["x"] for b in batches]), X)
+
+
+def test_batches_larger_than_the_models_are_cut() -> None:
+    """A DataLoader's batch size need not be that of the example inputs."""
+    specs = (TensorSpec(name="x", dtype="fp32", shape=(3, 3)),)
+    batches = list(stream([(X, Y)], specs).batches(1))
+    assert [(b.count, b.rows) for b in batches] == [(3, 3), (3, 3), (2, 3)]
+    np.testing.assert_array_equal(
+        np.concatenate([b.feeds["x"][: b.count] for b in batches]), X
+    )
+    assert [n for b in batches if b.labels is not None for n in b.labels] == Y.tolist()
+
+
+def test_single_samples_are_told_how_to_become_batches() -> None:
+    """As of a Dataset of torch's without a DataLoader."""
+    with pytest.raises(UsageError, match="yields single samples: array 'x' has shape") as told:
+        list(stream([(row, 0) for row in X]).batches(1))
+    assert "DataLoader" in str(told.value.fix)

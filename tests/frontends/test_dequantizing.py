@@ -212,7 +212,7 @@ def test_only_a_clip_from_0_on_cuts_as_the_codes_do(bounds: str, cut: bool) -> N
     ("scales", "axis", "said"),
     [
         ("float[3] s = {1, 1, 1}", 0, "3 numbers of scale for 4 channels"),
-        ("float[4] s = {1, 1, 1, 1}", 7, "axis 7 is none of codes with 2 dimensions"),
+        ("float[4] s = {1, 1, 1, 1}", 7, "axis 7 is none of integers with 2 dimensions"),
     ],
 )
 def test_codes_that_their_scales_do_not_fit_are_refused_by_name(

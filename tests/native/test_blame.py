@@ -283,9 +283,12 @@ def test_an_error_of_what_has_no_partner_is_told() -> None:
     low.graph.node.append(onnx.helper.make_node("Mul", read, ["scaled"], name="scaled"))
     low.graph.output[0].name = "scaled"
     data = {"x": np.ones((4, 4, 8, 8), np.float32)}
-    (told,) = finecast.blame(exact, low, data=data, progress=False).warnings
-    assert "by itself has a relative error of 0.03" in told
+    found = finecast.blame(exact, low, data=data, progress=False)
+    (told,) = found.unexplained
+    assert "run by itself has 3.28%" in told
     assert told.endswith("what has no partner in fp32 makes the difference")
+    assert found.lines[0] == f"{told}; {found.verdict}"
+    assert found.to_dict()["unexplained"] == [told]
 
 
 def test_a_model_that_is_no_version_of_the_other_is_refused() -> None:

@@ -299,7 +299,7 @@ def test_samples_that_are_not_those_of_the_lock_are_refused(tmp_path: Path) -> N
     samples_of(path).unlink()
     with pytest.raises(UsageError, match="missing"):
         Lock.load(path)
-    with pytest.raises(UsageError, match="there is no lock"):
+    with pytest.raises(UsageError, match="there is no deployment manifest"):
         Lock.load(tmp_path / "other.lock.json")
 
 
@@ -346,7 +346,9 @@ def test_a_lock_without_samples_compares_no_numbers(tmp_path: Path) -> None:
     path = tmp_path / "m.lock.json"
     check = numbers(replace(lock(), samples=None), 1.01, path)
     assert check.state is State.TOLD
-    assert check.texts == ("the lock has no samples: they would have been too large",)
+    assert check.texts == (
+        "the deployment manifest has no samples: they would have been too large",
+    )
     assert not samples_of(path).exists()
 
 
@@ -355,7 +357,12 @@ def test_a_lock_without_samples_compares_no_numbers(tmp_path: Path) -> None:
     [
         (0.0, 1.01, State.HOLDS, "output y is off by 0%, and 0% is allowed"),
         (0.0, 1.02, State.DRIFTED, "and 0% is allowed"),
-        (math.inf, 1.02, State.TOLD, "the lock has no tolerance for y"),  # null in the file
+        (
+            math.inf,
+            1.02,
+            State.TOLD,
+            "the deployment manifest has no tolerance for y",
+        ),  # null in the file
     ],
 )
 def test_tolerances_at_their_ends(
@@ -375,5 +382,5 @@ def test_tolerances_at_their_ends(
 def test_a_lock_given_as_the_model_is_called_one(tmp_path: Path) -> None:
     path = tmp_path / "m.lock.json"
     lock().write(path)
-    with pytest.raises(UsageError, match="name of a lock, and not of a model"):
+    with pytest.raises(UsageError, match="name of a deployment manifest, and not of a model"):
         verify(path, VerifyOptions())

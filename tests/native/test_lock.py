@@ -92,7 +92,7 @@ def test_convert_writes_a_lock_with_samples_of_the_data(tmp_path: Path) -> None:
     assert lock.samples is not None
     assert 20 <= lock.samples.count <= 40
     assert set(finecast.verify(low).drifted) <= {"speed"}
-    with pytest.raises(UsageError, match="a lock has samples of data"):
+    with pytest.raises(UsageError, match="a deployment manifest has samples of data"):
         finecast.convert(path, tmp_path / "other.onnx", **options)
 
 

@@ -279,3 +279,16 @@ def test_roundings_that_cancel_have_no_error_below_zero() -> None:
     """Their measured sum may be below 0: that of a residual stream, without its values'."""
     assert Saturation().relative(-1e-8) == 0.0
     assert Saturation().relative(4e-6) == pytest.approx(2e-3)
+
+
+@given(count=st.integers(1, 300), data=st.data())
+def test_few_runs_find_the_point_of_the_largest_error(count: int, data: st.DataObject) -> None:
+    worst = data.draw(st.integers(0, count - 1))
+    errors = np.full(count, 1e-6)
+    errors[worst] = 1e-2
+    model = Model(errors.tolist())
+    found = measure(count, model, most=24)
+    assert model.runs <= 24 + 2  # nothing on, and all
+    assert int(found.values.argmax()) == worst
+    assert found.values.max() == pytest.approx(1e-2)
+    assert found.added == pytest.approx(errors.sum())

@@ -59,7 +59,7 @@ def test_one_unit_more_gives_the_most_time_for_its_error_first() -> None:
     assert more == [["n0", "n2"], ["n0", "n1"], ["n0", "n3"]]
     assert all(p.time_s < 4 * 5 + 6 + 0.5 for p in found)
     assert found[0].error == 2.0
-    assert found[0].name == "with one more unit low, error 1.41"
+    assert found[0].name == "with one more group in reduced precision, error 1.41"
 
 
 def test_one_unit_less_loses_the_least_time_for_its_error_first() -> None:

@@ -310,7 +310,7 @@ def test_a_mix_beats_each_format_alone() -> None:
 
 
 def test_a_unit_without_a_format_is_an_error() -> None:
-    with pytest.raises(RuleConflictError, match="unit 0"):
+    with pytest.raises(RuleConflictError, match="precision group 0"):
         LabelProblem(
             time=np.full((1, 2), np.inf),
             error=np.zeros((1, 2)),

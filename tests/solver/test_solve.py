@@ -132,7 +132,7 @@ def test_evaluate_equals_the_law(problem: Problem, data: st.DataObject) -> None:
 
 
 def test_a_unit_without_a_side_is_named() -> None:
-    with pytest.raises(RuleConflictError, match="unit 1"):
+    with pytest.raises(RuleConflictError, match="precision group 1"):
         make_problem(high=[1, INF], low=[1, INF], error=[0, 0], values=[])
 
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from finecast.engines.torch.session import ProgramSignature
-from finecast.frontends.torch import Captured, TorchPrepared
+from finecast.frontends.torch import Captured, TorchNative, TorchPrepared
 from finecast.frontends.torch import probing as backward
 from finecast.native.roundings import switched_probe
 from finecast.numbers.formats import Format
@@ -54,7 +54,7 @@ def first_order(
 ) -> Errors:
     """From backward passes for all points."""
     where = {Format.BF16: _alone(points)}
-    return backward.first_order(captured, where, args, counted, draws=draws)[
+    return backward.first_order(TorchNative.of(captured), where, args, counted, draws=draws)[
         Format.BF16
     ].values
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from finecast.engines.exact import Exact
 from finecast.frontends import torch as frontend
-from finecast.frontends.torch import probing
+from finecast.frontends.torch import TorchNative, probing
 from finecast.native.torch.model import of_module
 from finecast.numbers.formats import Format
 from finecast.planning.points import rounding_points
@@ -122,7 +122,9 @@ def test_a_rounding_that_two_ops_read_is_one() -> None:
     allowed = {n.id: both for n in captured.graph.float_nodes}
     units = make_units(captured.graph, allowed, (Format.BF16,))
     points = rounding_points(captured.graph, units)
-    found = probing.first_order(captured, {Format.BF16: points}, args)[Format.BF16]
+    found = probing.first_order(TorchNative.of(captured), {Format.BF16: points}, args)[
+        Format.BF16
+    ]
     assert points.shared
     for (_, numbers), more in zip(points.shared, found.shared, strict=True):
         alone = found.values[[*numbers]].sum()

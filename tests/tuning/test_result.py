@@ -19,7 +19,7 @@ from finecast.planning.plan import Plan
 from finecast.tuning import measuring
 from finecast.tuning.hint import Anchor
 from finecast.tuning.measuring import Measurements, Measuring
-from finecast.tuning.result import Result
+from finecast.tuning.result import Result, Verdict
 from tests.frontends.tools import parse, tensor
 
 Tune = Callable[..., Result]
@@ -174,6 +174,8 @@ def test_a_faster_hint_says_which_output_makes_it_a_plan(
     assert not found.improved
     hint = "; or the hint: -o low.xml makes it a plan" if told else ""
     assert f"no model was written: use the model given{hint}" in repr(found).splitlines()[-1]
+    first = "unchanged: -o low.xml would be 2.00 times as fast as fp32, by the hint; "
+    assert repr(found).startswith(first) is told
 
 
 @pytest.mark.parametrize(("timeout_s", "over"), [(1e-9, True), (9e9, False), (None, False)])
@@ -243,3 +245,13 @@ def test_a_result_has_all_that_was_found(tune: Tune, tmp_path: Path) -> None:
     assert unchanged.run_notes == ()
     with pytest.raises(UsageError, match="no other model than the one given"):
         unchanged.save(tmp_path / "other.onnx")
+
+
+def test_one_plan_has_one_measured_error(tune: Tune) -> None:
+    """The list of plans had the error of the first benchmark's samples, the result its own."""
+    found = tune()
+    found = replace(found, output_errors={"y": 0.125}, verdict=Verdict.IMPROVED)
+    listed = {one["plan"]: one["measured"] for one in found.to_dict()["candidates"]}
+    assert listed[found.plan.digest]["relative_error"] == 0.125
+    others = [m for digest, m in listed.items() if digest != found.plan.digest]
+    assert all(measured["relative_error"] != 0.125 for measured in others)

@@ -268,7 +268,6 @@ def test_a_plan_that_fails_in_a_later_run_is_left_out(bench: Bench) -> None:
 
 def test_what_is_predicted_to_be_slow_races_only_if_the_fastest_misses(bench: Bench) -> None:
     fast = bench.tune().findings
-    assert len(fast.candidates) < sum(p.plan.lowers for p in fast.frontier)
     least = min(c.predicted_cost for c in fast.candidates)
     assert all(c.predicted_cost <= 1.3 * least for c in fast.candidates)
     evaluated: list[float] = []
@@ -340,7 +339,7 @@ def test_errors_are_predicted_and_measured_on_the_same_samples(bench: Bench) -> 
 
 @pytest.mark.parametrize(
     ("off_by", "least"),
-    [(0.0, 1.0), (0.3, 1.0), (0.0, 1.15), (0.2, 1.1)],
+    [(0.0, 1.0), (0.3, 1.0), (0.0, 1.15), (0.1, 1.1)],
 )
 def test_a_plan_is_not_taken_unless_all_its_interval_gains_what_is_asked(
     bench: Bench, off_by: float, least: float
@@ -414,7 +413,7 @@ def test_a_criterion_that_nothing_meets(bench: Bench) -> None:
     assert outcome.verdict is Verdict.UNCHANGED
     assert outcome.evaluations == len(calls) - BASELINE + 1
     tried = len(calls) - BASELINE
-    assert f"none of the {tried} plans tried keeps the accuracy asked for" in outcome.why
+    assert f"none of the {tried} plans tried is within your limit" in outcome.why
     assert "final" in {
         phase.split()[0] for phase in outcome.phases
     }  # of fp32 and hints, after the evaluations
@@ -484,12 +483,12 @@ def test_nothing_is_compiled_where_nothing_keeps_the_criterion(
 
     outcome = bench.tune(evaluate=score, compiles=True)
     assert outcome.verdict is Verdict.UNCHANGED
-    assert "keeps the accuracy asked for" in outcome.why
+    assert "is within your limit" in outcome.why
     assert outcome.findings.fp32_cost is None
     assert not timed
 
 
-def test_all_plans_race_where_those_predicted_gain_nothing(
+def test_what_is_predicted_to_be_fast_and_is_slow_is_told_by_its_race(
     bench: Bench, timed: set[str]
 ) -> None:
     """Predictions are profiles of the first seconds; then low ops are slow."""
@@ -505,7 +504,7 @@ def test_all_plans_race_where_those_predicted_gain_nothing(
     outcome = bench.tune(evaluate=score, compiles=True)
     assert outcome.verdict is Verdict.UNCHANGED
     assert "no plan is faster here" in outcome.why
-    assert len(timed) > 1
+    assert timed
     assert "by times of single kernels" not in outcome.why
 
 
@@ -525,7 +524,7 @@ def test_no_more_plans_are_loaded_than_memory_takes(
 
     race_all(monkeypatch)
     monkeypatch.setattr(EngineSubject, "times", counted)
-    outcome = bench.tune()
+    outcome = bench.tune(max_trials=8)
     whole = [*raced]
     raced.clear()
     # Half of either limit has fp32 and two plans more.
@@ -533,7 +532,7 @@ def test_no_more_plans_are_loaded_than_memory_takes(
     of_one = {"memory_bytes": bench.model.stat().st_size, "most_mappings": 1.5 * ops}
     monkeypatch.setattr(memory, "most_mappings", lambda: 1 << 60)
     monkeypatch.setattr(memory, limited, lambda: int(2 * 3.4 * of_one[limited]))
-    outcome = bench.tune()
+    outcome = bench.tune(max_trials=8)
     assert outcome.improved
     assert max(map(len, raced)) <= 3 < max(map(len, whole))
     assert set().union(*whole) <= set().union(*raced)  # in several races
@@ -918,7 +917,7 @@ def test_after_a_miss_plans_of_the_error_that_is_allowed_are_tried(
 
     monkeypatch.setattr(loop, "near", near)
     monkeypatch.setattr(tuning, "propose", lambda *_, **__: [])
-    outcome = bench.tune(metric="max_abs", tolerance=worst * 0.5)
+    outcome = bench.tune(metric="max_abs", tolerance=worst * 0.5, max_trials=4)
     lowest = max(c.predicted_error for c in outcome.findings.candidates) ** 2
     before, after = asked[0], asked[-1]
     assert after < before
@@ -935,6 +934,11 @@ def test_the_journal_says_what_was_measured_and_why(bench: Bench) -> None:
     assert {*evaluated} <= {*raced}
     assert all(0 <= step.chance <= 1 and step.gain >= 0 for step in journal)
     assert outcome.to_dict()["journal"][0]["what"] == "race"
+    assert {"errors of ops"} == {step.what for step in journal if not step.plan}
+    assert re.match(
+        r"benchmark of .*: expected gain \d+.*%, chance to pass \d+%; took .* s, x\d",
+        journal[0].text,
+    )
 
 
 def answering(*metrics: float) -> EvalFunction:
@@ -1053,7 +1057,7 @@ def test_one_unit_more_is_lowered_where_there_is_budget(
     monkeypatch.setattr(tuning, "lowest", lambda *_, **__: [])
     monkeypatch.setattr(proposers, "between", lambda *_, **__: [])
     monkeypatch.setattr(loop, "near", lambda *_, **__: [])
-    first = bench.tune()
+    first = bench.tune(max_trials=1)
     more = bench.tune(max_trials=20)
     assert first.improved
     assert more.speedup > 1.03 * first.speedup
@@ -1143,7 +1147,7 @@ def test_the_plan_of_another_model_is_no_start(bench: Bench, tmp_path: Path) -> 
 
 def test_sensitivities_are_measured_once(bench: Bench, tmp_path: Path) -> None:
     study = Study(tmp_path / "study.db")
-    first = bench.tune(study=study)
+    first = bench.tune(study=study, max_trials=3)  # counted: they are measured at once
     assert (first.probes > 0, first.reused_sensitivities) == (True, ())
     # Another tolerance and another objective ask for the same errors.
     for other in (

@@ -25,7 +25,6 @@ from finecast.native.torch.planning import autocast_formats, choose
 from finecast.numbers.formats import Format
 from finecast.planning.problem import Choice
 from finecast.rules.policy import Policy
-from plugins.training.tests.uncompiled import OpByOp
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings(
@@ -194,7 +193,7 @@ def forward_graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule
     def inner(module: Any, inputs: Sequence[Any], **options: Any) -> Any:
         if not options.get("is_backward"):
             found.append(module)
-        return OpByOp(module)
+        return inductor.OpByOp(module)
 
     def autocast(module: Any, inputs: Sequence[Any]) -> Any:
         return compile_fx.compile_fx(module, inputs, inner_compile=inner)

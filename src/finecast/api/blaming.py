@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Unpack
 
 from finecast import keywords
@@ -13,10 +14,12 @@ from finecast.data.criterion import Criterion
 from finecast.data.sources import Data, DataOptions
 from finecast.devices.emulation import Emulation
 from finecast.devices.targets import list_targets, target_named
+from finecast.engines.base import calls_of
 from finecast.engines.exact import CachedSession
 from finecast.errors import UsageError
 from finecast.native.model import EmulatedLow, LowModel, OpenedModel, ReadOptions
 from finecast.native.opening import opened
+from finecast.native.other_engines import slower_than_fp32
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, reporting
 from finecast.rules.policy import Policy, Scope
@@ -65,8 +68,13 @@ def blame(
         judge = judge_of(asked, stated, criterion, workload, beside, reference)
         exact = samples_of(workload, reference, len(beside.groups))
         culprits = blamed(beside, judge, exact, progress=report)
+        report("speed", 0, 1)
+        slower: tuple[str, ...] = ()
+        if isinstance(low, str | Path) and not isinstance(beside, EmulatedLow):
+            feeds = calls_of(exact.calls[0])[0]
+            slower = slower_than_fp32(given.path, Path(low), engine, feeds)
     doubts = workload.warnings if isinstance(judge, MetricJudge) else ()
-    return replace(culprits, warnings=(*doubts, *culprits.warnings))
+    return replace(culprits, warnings=(*doubts, *culprits.warnings, *slower))
 
 
 def _low_of(

@@ -51,9 +51,8 @@ def convert(
         model: The model, or its path.
         output: Where the converted model goes; None: it is only the result's ``model``.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
-        data: An npz with the model's inputs, arrays by name, or batches: their ranges guide
-            the rules, and the result is verified on the first batch. Without data it is
-            verified on random feeds.
+        data: As for ``tune``: its ranges guide the rules, and the result is verified on the
+            first batch. Without data it is verified on random feeds.
         engine: ``NAME[:DEVICE]``; by default the first that runs the model, or an emulator.
         target: A device that is not here, by name or with options: the model has its formats.
         progress: True shows progress on a terminal and in a notebook, False nothing; or a
@@ -99,7 +98,7 @@ def converted(
     """
     files = files or CommandFiles(force=written.force)
     for path in _lock_files(written, run):
-        files.write("the lock", path)
+        files.write("the deployment manifest", path)
     files.write("the plan", written.plan_out)
     given = declared(model, how, written, files, run.data)
     with files.locked() as removed:
@@ -127,13 +126,13 @@ def _lock_files(written: Destination, run: RunOptions) -> Sequence[Path]:
         return ()
     if run.device is not None or not run.verify:
         raise UsageError(
-            "a lock is of a model that ran in an engine here",
+            "a deployment manifest is of a model that ran in an engine here",
             where="--lock",
             fix="leave out --target and --no-verify",
         )
     if written.path is None or run.data is None:
         raise UsageError(
-            "a lock has samples of data, and stands beside a file",
+            "a deployment manifest has samples of data, and stands beside a file",
             where="--lock",
             fix="give --data and -o",
         )
@@ -164,7 +163,7 @@ def locked(
         accuracy = outcome.accuracy if outcome.improved else {}  # converted: no metric
         deployed.lock(outcome.plan.digest, accuracy, speedup).write(lock)
     except EngineError as error:
-        told = f"no lock was written: {error.what}"
+        told = f"no deployment manifest was written: {error.what}"
         return replace(outcome, warnings=(*outcome.warnings, told))
     return replace(outcome, lock=lock)
 

@@ -19,6 +19,7 @@ from finecast.data.criterion import Criterion
 from finecast.data.golden import chosen
 from finecast.data.sources import Data, DataOptions
 from finecast.devices.emulation import Emulation
+from finecast.engines.base import calls_of
 from finecast.files import CommandFiles, write_text
 from finecast.measure.prices import misplaced, remove_damaged
 from finecast.measure.study import Study, study_at
@@ -27,12 +28,20 @@ from finecast.native.artefact import Destination
 from finecast.native.lock import Runner, lock_files
 from finecast.native.model import OpenedModel, ReadOptions
 from finecast.native.opening import plan_beside, study_beside
+from finecast.native.other_engines import in_other_engines
 from finecast.progress import Phases, Progress, reporting
 from finecast.reports import drawn
 from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.rules.user_rules import without_opinion
 from finecast.tuning import workers
-from finecast.tuning.goal import Execution, Goal, Objective, TuneRequest, megabytes
+from finecast.tuning.goal import (
+    Budget,
+    Execution,
+    Goal,
+    Objective,
+    TuneRequest,
+    megabytes,
+)
 from finecast.tuning.result import Result
 from finecast.tuning.tune import tune as search
 
@@ -46,6 +55,8 @@ OF_TUNING: Final = (
     Execution,
 )
 _AS_IT_IS: Final = ReadOptions()
+_LOADED_AGAIN_BYTES: Final = 1 << 30
+"""The largest model that is loaded in other engines, too."""
 
 
 @checked(*OF_TUNING)
@@ -69,8 +80,9 @@ def tune(
         model: The model, or its path.
         output: Where the model goes; None: it is only the result's ``model``.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy.
-        data: An npz file, arrays by name, or batches that can be iterated again and again,
-            such as a DataLoader; or DataOptions.
+        data: A file (.npz, .csv, .parquet), a folder of images, a table, arrays by name, or
+            batches that can be iterated again and again, such as a DataLoader; or
+            DataOptions.
         goal: The accuracy to keep, the objective and the budget.
         engine: ``NAME[:DEVICE]``; by default the first that runs the model.
         target: A device that is not here: accuracy is emulated and times are modelled.
@@ -78,8 +90,8 @@ def tune(
         options: Single options by name. Of the data (``DataOptions``): ``metric``,
             ``labels``, ``evaluate``, ``calib``, ``batch``, ``of``. Of the accuracy
             (``Criterion``): ``tolerance``, ``criterion``, ``max_drop``, ``keep``. Of the
-            search (``Goal``): ``objective``, ``min_speedup``, ``max_size``, ``max_bits``,
-            ``max_trials``, ``timeout_s``.
+            search (``Goal``): ``preset``, ``objective``, ``min_speedup``, ``max_size``,
+            ``max_bits``, ``max_trials``, ``timeout_s``.
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study`` (likewise), ``resume``,
@@ -142,7 +154,7 @@ def tuned(
     files.read("the plan to start with", file_in(request.start))
     files.write("the plan", output.plan_out)
     for part in lock_files(path) if path is not None and request.lock else ():
-        files.write("the lock", part)
+        files.write("the deployment manifest", part)
     files.write("the report", request.report)
     given = declared(model, how, output, files, request.data, request.study)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
@@ -235,6 +247,12 @@ def _searched(
             # A compiled module's speed is not that of the module as it is, which is locked.
             speedup = outcome.speedup if runner.name == subject.runs_in else None
             outcome = locked(outcome, runner, subject.reference, calls, speedup)
+        small = max(outcome.size_bytes) <= _LOADED_AGAIN_BYTES
+        if small and not subject.target and Budget(goal=options.goal).left_s:
+            phases("look at other engines", 0, 1)
+            first = calls_of(workload.timing()[0])[0]
+            others = in_other_engines(model.path, output.path, outcome.engine, first)
+            outcome = replace(outcome, other_engines=tuple(others))
     if output.plan_out is not None and outcome.improved:
         write_text(output.plan_out, outcome.plan.to_json())
         outcome = replace(outcome, plan_out=output.plan_out)

@@ -31,11 +31,11 @@ def run(
     low: Annotated[
         Path | None,
         typer.Argument(
-            metavar="LOW", help="MODEL quantized or in reduced precision, by any tool."
+            metavar="OTHER", help="MODEL quantized or in reduced precision, by any tool."
         ),
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="A plan in place of LOW.")
+        Path | None, typer.Option(metavar="FILE.json", help="A plan in place of OTHER.")
     ] = None,
     target: Target = None,
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
@@ -44,8 +44,8 @@ def run(
     """Find the ops that make a quantized or reduced-precision model lose accuracy.
 
     Names the fewest ops that have to be in fp32 for it to pass, as confirmed by runs, and the
-    first op with a wrong result. Without a metric the error of the outputs decides. LOW may
-    also be a plan (--plan), or a device with its compiler's options (--target).
+    first op with a wrong result. Without a metric the error of the outputs decides. OTHER
+    may also be a plan (--plan), or a device with its compiler's options (--target).
 
     Examples:
       finecast blame m.onnx q.onnx --data val.npz
@@ -67,8 +67,8 @@ def run(
             "more than one model is given to compare with"
             if low_models
             else "no model is given to compare with",
-            where="LOW",
-            fix="give LOW, or --plan, or --target with --auto-cast",
+            where="OTHER",
+            fix="give OTHER, or --plan, or --target with --auto-cast",
         )
     with shown("comparing") as bar:
         report = api.blame(

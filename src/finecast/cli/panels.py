@@ -25,9 +25,9 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     _FIRST: (
         *("to", "path", "output", "plan", "data", "metric", "evaluate", "calib", "max_drop"),
         *("check", "max_error", "auto_cast", "auto_cast_type", "exclude", "engine", "target"),
-        *("dims", "verify", "force", "report", "ops", "every"),
+        *("preset", "dims", "verify", "force", "report", "ops", "every"),
         *("settings", "strict"),
-        *("values", "as_json", "help", "help_all"),
+        *("values", "verbose", "as_json", "help", "help_all"),
     ),
     "Accuracy": (
         *("confidence", "groups", "score_range", "lower_is_better", "of", "slices"),
@@ -52,12 +52,12 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
 """Names of parameters by the panel's heading; options of plugins have panels of their own."""
 FIRST: Final[dict[str, tuple[str, ...]]] = {
     "tune": (
-        *("path", "data", "metric", "evaluate", "calib", "max_drop", "auto_cast_type"),
+        *("path", "data", "metric", "evaluate", "calib", "max_drop", "preset"),
         *("engine", "target", "report", "force", "as_json", "help", "help_all"),
     ),
 }
 """The first panel of verbs that have another one. What it leaves out is in ``_LATER``."""
-_LATER: Final = {"auto_cast": "Formats of ops", "exclude": "Formats of ops"}
+_LATER: Final = dict.fromkeys(("auto_cast_type", "auto_cast", "exclude"), "Formats of ops")
 """The panels of what the first panel of a verb leaves out."""
 _ALIASES: Final = (
     ("tolerance", "keep", "kind"),

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from finecast.cli.common import (
     EVALUATION,
     Engine,
@@ -51,11 +53,20 @@ Records = Annotated[
         *("resume", "start", "report", "lock"),
     ),
 ]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Print each measurement of the search: what it was expected to gain, and what it"
+        " showed.",
+    ),
+]
 Certified = Annotated[DataOptions, Only(*EVALUATION, "groups")]
 Search = Annotated[
     Goal,
     Only(
-        *("objective", "max_size", "max_bits", "max_trials", "timeout_s"),
+        *("objective", "preset", "max_size", "max_bits", "max_trials", "timeout_s"),
     ),
 ]
 Searched = Annotated[Policy, Only("exclude", "op_formats", "io")]
@@ -77,6 +88,7 @@ def run(
     execution: Execution,
     running: Engine,
     target: Target = None,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:
     """Find the fastest mixed-precision model that keeps your accuracy.
@@ -110,7 +122,7 @@ def run(
         execution=execution,
     )
     request = replace(request, resume=request.resume and _has_trials(study))
-    outcome = _searched(files, source, written, how, request)
+    outcome = _searched(files, source, written, how, request, steps=verbose)
     _warn(outcome, choice.told(set(outcome.plan.formats.values())), request)
     write_report(outcome, outcome.comparison, as_json=as_json)
     return ExitCode.DONE if outcome.improved else ExitCode.NOT_IMPROVED
@@ -162,13 +174,15 @@ def _searched(
     written: Destination,
     how: ReadOptions,
     request: TuneRequest,
+    *,
+    steps: bool,
 ) -> Result:
     from finecast import api
 
     with (
         telling_stale(files),
         _interruptible(),
-        shown("tuning") as bar,
+        shown("tuning", steps=steps) as bar,
     ):
         return api.tuned(source, written, replace(request, progress=bar), how, files)
 

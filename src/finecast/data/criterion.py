@@ -183,6 +183,17 @@ class Criterion:
             loss *= abs(baseline)
         return baseline - loss if self.higher_is_better else baseline + loss
 
+    def allowed_loss(self, baseline: float) -> float:
+        """What may be lost of the metric.
+
+        Of a metric without a finite best value it is the negated target.
+
+        Raises:
+            ModelError: If the baseline is NaN.
+        """
+        target = self.target(baseline)
+        return -target if math.isinf(baseline) else abs(baseline - target)
+
     def check(self, baseline: float, worst: float | None = None) -> None:
         """Refuse a criterion that every result meets, and a share of what has none.
 

@@ -1,4 +1,4 @@
-"""Evaluation data: an .npz whose arrays carry the model's input names, and how it is read.
+"""Evaluation data: arrays that carry the model's input names, and how an .npz is read.
 
 Laws: batches come in file order and cover every sample once; feeds have the model's own
 types; where the model's batch dimension is fixed, the last batch is filled up by repeating
@@ -34,7 +34,7 @@ from finecast.engines.base import (
 from finecast.errors import UsageError
 from finecast.naming import close_names, unknown_name
 
-__all__ = ["DEFAULT_LABELS", "Batch", "Dataset", "data_set", "load_npz"]
+__all__ = ["DEFAULT_LABELS", "Batch", "Dataset", "data_set", "open_npz"]
 
 DEFAULT_LABELS = "label"
 _FLOATS = frozenset({"fp64", "fp32", "fp16", "bf16"})
@@ -165,34 +165,6 @@ def as_input(array: Array, spec: TensorSpec) -> Array:
         )
     plain = array.astype(str) if array.dtype.kind == "S" else array
     return np.ascontiguousarray(plain, dtype=DTYPES[spec.dtype]).reshape(array.shape)
-
-
-def load_npz(
-    path: str | Path,
-    inputs: Sequence[TensorSpec],
-    *,
-    labels: str | None = None,
-    sample_axes: Mapping[str, int | None] | None = None,
-    beside: str | None = None,
-    advice: Mapping[str, str] = MappingProxyType({}),
-) -> Dataset:
-    """Read a data set for a model with these inputs from an npz file; see ``data_set``.
-
-    Raises:
-        UsageError: If the file cannot be read or does not fit; names the array, what it is
-            and what was expected.
-    """
-    path = Path(path)
-    arrays = {name: in_native_order(array) for name, array in open_npz(path).items()}
-    return data_set(
-        arrays,
-        inputs,
-        labels=labels,
-        sample_axes=sample_axes,
-        beside=beside,
-        advice=advice,
-        where=str(path),
-    )
 
 
 def data_set(
@@ -425,9 +397,10 @@ def _common_size(sizes: Mapping[str, int], where: str) -> int:
 # The most bytes of all compressed arrays of a file: what a desktop computer can spare.
 _COMPRESSED_MOST: Final = 4 << 30
 _PIECE_BYTES: Final = 1 << 20
-_ONE_FILE: Final = (
+ONE_FILE: Final = (
     "save all samples in one file, named as the inputs: numpy.savez(FILE, **{NAME: ARRAY});"
-    " a function of yours reads other files: --calib FILE.py:FUNCTION, and --eval in tune"
+    " .csv, .tsv, .parquet and folders of images are read, too, and a function of yours reads"
+    " other files: --data FILE.py:FUNCTION"
 )
 # The zip format's local file header, which ends with the lengths of the name and extra field.
 _LOCAL_HEADER = struct.Struct("<26xHH")
@@ -442,24 +415,26 @@ def open_npz(path: Path) -> dict[str, Array]:
     """
     where = str(path)
     if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
-        raise UsageError("the data is no ordinary file", where=where, fix=_ONE_FILE)
+        raise UsageError("the data is no ordinary file", where=where, fix=ONE_FILE)
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             members = archive.infolist()
             _check(members, where)
             return {
-                info.filename.removesuffix(".npy"): _array(archive, info, file.fileno(), path)
+                info.filename.removesuffix(".npy"): in_native_order(
+                    _array(archive, info, file.fileno(), path)
+                )
                 for info in members
             }
     except OSError as error:
         raise UsageError(
             f"cannot read the data: {error.strerror or error}",
             where=where,
-            fix=_ONE_FILE if path.is_dir() else "check the path",
+            fix=ONE_FILE if path.is_dir() else "check the path",
         ) from error
     except (zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise UsageError(
-            "not an .npz file, or a truncated one", where=where, fix=_ONE_FILE
+            "not an .npz file, or a truncated one", where=where, fix=ONE_FILE
         ) from error
     # zipfile raises RuntimeError for an encrypted member, and NotImplementedError, which is a
     # RuntimeError, for an unknown compression.

@@ -292,7 +292,7 @@ def found_state(
         raise UsageError(
             f"no output becomes the input {lost[0]!r} of the next call"
             if lost
-            else "no input is called a past, so none carries a state from call to call",
+            else "no input is called a past, so no state passes from call to call",
             where=where,
             fix=", or ".join(fixes if possible else fixes[:1]),
         )
@@ -315,8 +315,8 @@ def advice_on_whole(session: Session) -> dict[str, str]:
     state = [*_joined(session.inputs, session.outputs)]
     return dict.fromkeys(
         [*state, BEAM_INPUT],
-        "give --decode-steps N, which carries the state from call to call, or the array, which"
-        " may be empty",
+        "give --decode-steps N, which passes the state on from call to call, or the array,"
+        " which may be empty",
     )
 
 

@@ -157,14 +157,16 @@ class GoldenSamples:
             UsageError: If the file is missing, cannot be read, or is not the one that was
                 written with the lock.
         """
-        fix = "copy it with the lock, or tune anew"
+        fix = "copy it with the deployment manifest, or tune anew"
         if not path.is_file():
-            raise UsageError("the lock's samples are missing", where=str(path), fix=fix)
+            raise UsageError(
+                "the deployment manifest's samples are missing", where=str(path), fix=fix
+            )
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != stated.digest:
             raise UsageError(
-                "these are not the samples that were written with the lock",
+                "these are not the samples that were written with the deployment manifest",
                 where=str(path),
                 fix=fix,
             )
@@ -185,7 +187,7 @@ class GoldenSamples:
             raise UsageError(
                 f"the golden samples lack an array, or are others: {malformed(error)}",
                 where=str(path),
-                fix="give the file that was written with the lock",
+                fix="give the file that was written with the deployment manifest",
             ) from error
         tolerances = {n: math.inf if t is None else t for n, t in stated.tolerances.items()}
         return cls(calls=calls, outputs=outputs, tolerances=tolerances, free=stated.free)

@@ -10,7 +10,7 @@ regression of being right on the margin of all samples tells it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -82,6 +82,10 @@ class Margins:
             samples=len(exact),
             deviation=float(np.sqrt(1 / _EVEN + _BIAS**2 + spread**2)),
         )
+
+    def scaled(self, scale: float) -> Margins:
+        """Those of a model that moves each margin so many times as far; more than 0."""
+        return replace(self, moves=scale * self.moves)
 
     def changed(self) -> Floats:
         """The chance that each decision changes."""

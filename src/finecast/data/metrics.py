@@ -336,16 +336,16 @@ def expected_loss(exact: float, low: float) -> ExpectedLoss | None:
     return ExpectedLoss(loss=loss, deviation=deviation)
 
 
-def at_scale(exact: float, low: float, scale: float) -> Score | None:
-    """The score of a model that moves each margin ``scale`` times as far as another one does.
+def losses_at(exact: float, low: float) -> Callable[[float], float] | None:
+    """What is expected to be lost on other data by a model that moves margins as another does.
 
     Args:
         exact: The fp32 model's score.
         low: The other model's, on the same data.
-        scale: Which multiple of the moves.
 
     Returns:
-        None where the metric is not the share of samples whose margin is above 0.
+        The loss of a model that moves each margin so many times as far. None where the metric
+        is not the share of samples whose margin is above 0.
     """
     if not isinstance(exact, Score) or not isinstance(low, Score) or not low.margins:
         return None
@@ -353,10 +353,19 @@ def at_scale(exact: float, low: float, scale: float) -> Score | None:
     moved, still = low.margins[name], exact.margins.get(name)
     if still is None or len(still) != len(moved) or abs((moved > 0).mean() - low) > _ROUND_OFF:
         return None
+    margins = Margins.of(still, moved)
+    if margins is None:
+        return None
     known = np.isfinite(still) & np.isfinite(moved)
-    margins = moved.copy()
-    margins[known] = still[known] + scale * (moved[known] - still[known])
-    return Score(float((margins > 0).mean()), margins={name: margins})
+    moves = np.zeros(len(still))
+    moves[known] = moved[known] - still[known]
+    start = np.where(known, still, moved)
+
+    def lost(scale: float) -> float:
+        here = float(exact) - float((start + scale * moves > 0).mean())
+        return margins.scaled(scale).loss(here)[0]
+
+    return lost
 
 
 def by_output(value: float) -> dict[str, float]:

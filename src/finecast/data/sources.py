@@ -14,15 +14,16 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from finecast.calls import checks
-from finecast.data.datasets import Dataset, data_set, load_npz, open_npz
+from finecast.data.datasets import Dataset, data_set, open_npz
 from finecast.data.decoding import Decoding, advice_on_whole
 from finecast.data.feeds import check_dims, check_sizes, no_effect, synthetic_feeds
-from finecast.data.functions import load_function
+from finecast.data.functions import load_function, source_digest
 from finecast.data.input_ranges import Range
 from finecast.data.metrics import Metric, get_metric
 from finecast.data.samples import Indices
 from finecast.data.sizes import guessed_dims
 from finecast.data.streams import Stream, re_iterable, to_array
+from finecast.data.tables import ImageFolder, samples_of, table_in
 from finecast.data.workload import (
     CalibrationFunction,
     CallsFunction,
@@ -39,7 +40,7 @@ from finecast.graph import Dim
 from finecast.naming import Option, assignments, convert_options, spelled, unknown_name
 from finecast.usercode import guarded
 
-Data: TypeAlias = "str | Path | Mapping[str, Any] | Iterable[Any]"
+Data: TypeAlias = "str | Path | Mapping[str, Any] | Iterable[Any] | Callable[[], Any]"
 RowsFunction: TypeAlias = Callable[[], Mapping[str, range]]
 Shapes: TypeAlias = Mapping[str, Sequence[Dim] | None]
 DEFAULT_BATCH: Final = 32
@@ -109,12 +110,14 @@ class DataOptions:
     """Evaluation and calibration data: either ``data`` and ``metric``, or ``evaluate``.
 
     Attributes:
-        data: An npz file, arrays by name, or batches that can be iterated again and again,
-            such as a DataLoader: each of arrays by name, or of the inputs in order and labels.
+        data: A file (.npz, .csv, .tsv, .parquet), a folder of images, a table of pandas,
+            pyarrow or ``datasets``, arrays by name, or batches that can be iterated again and
+            again, such as a DataLoader: each of arrays by name, or of the inputs in order and
+            labels. Also a function that returns one of these or yields batches, or such a
+            function as ``FILE.py:FUNCTION``.
         labels: The name of the labels in ``data``; None for ``label``.
-        calib: Calibration data: as ``data``, without labels, or a function that yields feeds,
-            or such a function as ``FILE.py:FUNCTION``. Without it the first samples of
-            ``data`` calibrate, with ``evaluate``, too.
+        calib: Calibration data: as ``data``, without labels; a function yields feeds. Without
+            it the first samples of ``data`` calibrate, with ``evaluate``, too.
         sample_axes: The axis of samples by input, None for an input that all samples share.
         batch: Samples of a call; None for ``DEFAULT_BATCH`` of data, and 1 of random feeds.
         dims: Sizes of free dimensions, for random feeds.
@@ -138,8 +141,9 @@ class DataOptions:
     """
 
     data: Data | None = Option(
-        help="Arrays named like the model's inputs, and labels as 'label'.",
-        metavar="FILE.npz",
+        help="Arrays named like the model's inputs, and labels as 'label': an .npz, .csv or"
+        " .parquet file, a folder of images by class, or a Python function that returns data.",
+        metavar="FILE|FOLDER|FILE.py:FUNCTION",
         kind=Path,
         python=(object, "data"),
     ).field(None)
@@ -148,9 +152,8 @@ class DataOptions:
         metavar="NAME",
     ).field(None)
     calib: Data | CalibrationFunction | None = Option(
-        help="Calibration data: an .npz without labels, or a function that yields inputs."
-        " Default: a part of --data.",
-        metavar="NPZ|FILE.py:FUNCTION",
+        help="Calibration data: as --data, without labels. Default: a part of --data.",
+        metavar="FILE|FOLDER|FILE.py:FUNCTION",
         python=(object, "calibration data"),
     ).field(None)
     sample_axes: Mapping[str, int | None] = Option(
@@ -289,18 +292,20 @@ class DataOptions:
         Raises:
             UsageError: If a function cannot be loaded, or labels are named without data.
         """
-        calib, evaluate = self.calib, self.evaluate
+        data, calib, evaluate = self.data, self.calib, self.evaluate
         for option, name in (("--labels", self.labels), ("--groups", self.groups)):
             if name is not None and self.data is None:
                 raise UsageError(
                     f"{option} names an array of --data", where=option, fix="give --data too"
                 )
-        if isinstance(calib, str) and not is_npz(calib):
+        if isinstance(data, str | Path) and names_function(data):
+            data = load_function(str(data))
+        if isinstance(calib, str) and names_function(calib):
             calib = load_function(calib)
         if not isinstance(evaluate, str):
-            return replace(self, calib=calib)
+            return replace(self, data=data, calib=calib)
         function = load_function(evaluate)
-        return replace(self, calib=calib, evaluate=function, evaluate_name=evaluate)
+        return replace(self, data=data, calib=calib, evaluate=function, evaluate_name=evaluate)
 
     def if_given(self, *, sizes_feeds: bool = False) -> DataOptions | None:
         """These options, ``loaded``; None if they name no data.
@@ -329,16 +334,15 @@ class DataOptions:
         return None
 
 
-def is_npz(given: str) -> bool:
-    """Whether calibration is data; all else names a function, whose file is run."""
-    return given.lower().endswith(".npz")
+def names_function(given: str | Path) -> bool:
+    """Whether ``FILE.py:FUNCTION`` is given, whose file is run; all else is a file of data."""
+    file, _, name = str(given).rpartition(":")
+    return (bool(file) and name.isidentifier()) or name.endswith(".py")
 
 
 def file_of(given: str | Path) -> Path:
-    """The file of ``FILE.py:FUNCTION``; of an ``.npz`` the file itself."""
-    file, colon, _ = str(given).rpartition(":")
-    named = colon and isinstance(given, str) and not is_npz(given)
-    return Path(file if named else given)
+    """The file of ``FILE.py:FUNCTION``; of a file of data itself."""
+    return Path((names_function(given) and str(given).rpartition(":")[0]) or given)
 
 
 def workload_of(
@@ -386,7 +390,7 @@ def workload_of(
             where="--lower-is-better",
             fix="leave it out: it is for --eval",
         )
-    data = _samples(options.data, options, session, labels=options.labels)
+    data = given_samples(options.data, options, session, labels=options.labels)
     if metric.needs_labels and isinstance(data, Dataset) and data.labels is None:
         raise UsageError(
             f"metric {metric.name} needs labels",
@@ -460,21 +464,32 @@ def _check_evaluation(options: DataOptions) -> None:
         raise UsageError(
             "an evaluation function calls the model by itself",
             where="--decode-steps, --eval",
-            fix="carry the state in the function, or use --data with a built-in metric",
+            fix="pass the state on in the function, or use --data with a built-in metric",
         )
 
 
 def _check_cut(options: DataOptions) -> None:
     """Raise UsageError for options that cut samples, where whole calls are given."""
-    if any(isinstance(one, str | Path | Mapping) for one in (options.data, options.calib)):
-        return
+    data = options.data
+    if not (_is_cut(data) or callable(data) or _is_cut(options.calib)):
+        _refuse_cut(options)
+
+
+def _refuse_cut(options: DataOptions) -> None:
+    """Raise UsageError for an option that cuts samples out of arrays."""
     stated = {"--batch": options.batch is not None, "--sample-axis": bool(options.sample_axes)}
     for option in (option for option, is_stated in stated.items() if is_stated):
         raise UsageError(
             "samples are cut out of arrays, and whole calls are given",
             where=option,
-            fix="leave it out, or give arrays by name or an .npz",
+            fix="leave it out, or give arrays by name, a table or an .npz",
         )
+
+
+def _is_cut(data: object) -> bool:
+    """Whether calls are cut out of the data: arrays by name."""
+    named = hasattr(data, "column_names") or hasattr(data, "columns")
+    return isinstance(data, str | Path | Mapping) or named
 
 
 def _calibration(
@@ -490,7 +505,7 @@ def _calibration(
         if next(calibrate(), None) is None:
             raise UsageError("the calibration function yields nothing", where="--calib")
         return calibrate
-    samples = _samples(calib, options, session)
+    samples = given_samples(calib, options, session)
     return _batches_of(samples, options, session, most)
 
 
@@ -534,26 +549,71 @@ def _no_feeds(name: str, what: str) -> UsageError:
     )
 
 
-def _samples(
+def given_samples(
     data: Data, options: DataOptions, session: Session, *, labels: str | None = None
 ) -> Dataset | Stream:
-    """The samples in ``data``, checked against the model's inputs."""
+    """The samples in ``data``, checked against the model's inputs.
+
+    Raises:
+        UsageError: If they do not fit, or are of no kind that is read.
+        UserCodeError: If the user's function fails.
+    """
     axes, decoding = options.sample_axes, _decoding(options, session)
     inputs = session.inputs if decoding is None else decoding.inputs
     advice = advice_on_whole(session) if decoding is None else decoding.advice()
     if options.rows is not None and any(s.dtype in ("int64", "int32") for s in inputs):
         rows = options.rows()
         inputs = [replace(spec, rows=rows.get(spec.name)) for spec in inputs]
-    if not isinstance(data, str | Path | Mapping):
-        source = re_iterable(data)
-        return Stream(inputs=tuple(inputs), source=source, label_name=labels, advice=advice)
-    mapped = isinstance(data, Mapping)
-    read = partial(data_set, _arrays(data)) if mapped else partial(load_npz, data)
-    samples = read(
-        inputs, labels=labels, sample_axes=axes, beside=options.groups, advice=advice
+    stream = partial(Stream, inputs=tuple(inputs), label_name=labels, advice=advice)
+    if callable(data) and not hasattr(data, "__iter__"):
+        function, data = data, _returned(data)
+        if not _is_cut(data):
+            _refuse_cut(options)
+        if isinstance(data, Iterator):
+            return stream(source=partial(_yielded, function))
+    if isinstance(data, str | Path) and Path(data).is_dir():
+        images = ImageFolder.of(Path(data), inputs, options.samples)
+        return stream(source=lambda: images, notices=images.notices)
+    columns = table_in(data)
+    if columns is None and not isinstance(data, str | Path | Mapping):
+        return stream(source=re_iterable(data))
+    where, beside = str(data) if isinstance(data, str | Path) else "data", options.groups
+    if columns is not None:
+        arrays = samples_of(columns, inputs, labels=labels, beside=beside, where=where)
+    else:
+        arrays = _arrays(data)
+    samples = data_set(
+        arrays,
+        inputs,
+        labels=labels,
+        sample_axes=axes,
+        beside=beside,
+        advice=advice,
+        where=where,
     )
     check_batch(samples, options.batch)
     return samples
+
+
+_DATA_FUNCTION: Final = "call it in python to see more"
+
+
+def _returned(function: Callable[[], Any]) -> Any:
+    """What a user's function of the data returns.
+
+    Raises:
+        UserCodeError: If it fails.
+    """
+    name = getattr(function, "__qualname__", type(function).__name__)
+    with guarded("the function of the data failed", where=name, fix=_DATA_FUNCTION):
+        return function()
+
+
+def _yielded(function: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    """The batches that a user's generator yields."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    with guarded("the function of the data failed", where=name, fix=_DATA_FUNCTION):
+        yield from function()
 
 
 def check_batch(data: Dataset, batch: int | None) -> None:
@@ -566,8 +626,13 @@ def check_batch(data: Dataset, batch: int | None) -> None:
         raise no_effect(batch, data.fixed_batch)
 
 
-def _arrays(data: Mapping[str, Any]) -> dict[str, Array]:
-    return {str(name): to_array(value) for name, value in data.items()}
+def _arrays(data: Any) -> dict[str, Array]:
+    """The arrays of a table, of a mapping, or of an .npz, by name."""
+    columns = table_in(data)
+    if columns is None and isinstance(data, str | Path):
+        return open_npz(Path(data))
+    named: Mapping[str, Any] = data if columns is None else columns
+    return {str(name): to_array(value) for name, value in named.items()}
 
 
 def _groups(options: DataOptions) -> Indices | None:
@@ -579,13 +644,13 @@ def _groups(options: DataOptions) -> Indices | None:
     name, data = options.groups, options.data
     if name is None:
         return None
-    if not isinstance(data, str | Path | Mapping):
+    if not _is_cut(data):
         raise UsageError(
             "clusters are named by an array, and batches are given",
             where="--groups",
-            fix="give arrays by name, or an .npz",
+            fix="give arrays by name, a table or an .npz",
         )
-    arrays = _arrays(data) if isinstance(data, Mapping) else open_npz(Path(data))
+    arrays = _arrays(data)
     if name not in arrays:
         raise unknown_name(name, arrays, what="array", where="--groups")
     if arrays[name].ndim != 1:
@@ -598,10 +663,17 @@ def _groups(options: DataOptions) -> Indices | None:
 
 
 def _digest(options: DataOptions) -> str:
-    """Digest of the content of a file or of arrays; for batches a new one at each call."""
+    """Digest of the content of files or of arrays, or of a function's code.
+
+    For batches it is a new one at each call.
+    """
     data = options.data
     if isinstance(data, str | Path):
-        content = digest(Path(data))
+        path = Path(data)
+        files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
+        content = " ".join((digest(*files), *(str(f.relative_to(path)) for f in files)))
+    elif callable(data) and not hasattr(data, "__iter__"):
+        content = source_digest(data)
     elif isinstance(data, Mapping):
         hasher = hashlib.sha256()
         for name, value in data.items():
@@ -648,7 +720,7 @@ def calibration_calls(
         return calibration
     if options.data is None:
         raise UsageError("no data", fix="give --data FILE.npz or --calib")
-    samples = _samples(options.data, options, session, labels=options.labels)
+    samples = given_samples(options.data, options, session, labels=options.labels)
     return _batches_of(samples, options, session, most)
 
 

@@ -2,8 +2,8 @@
 
 Laws: every pass starts from the first batch. A batch is arrays by name, or arrays in the order
 of the model's inputs; labels come last, or as the second of a pair. Tensors of other libraries
-are converted by numpy. A batch that is smaller than the batch size that is fixed in the model,
-as a DataLoader's last one, is filled up with its last sample.
+are converted by numpy. Where the model's batch size is fixed, larger batches are cut to it,
+and a smaller one, as a DataLoader's last, is filled up with its last sample.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from finecast.data.datasets import Batch, as_input, check_array, repeated
-from finecast.engines.base import Array, TensorSpec, in_native_order
+from finecast.engines.base import Array, TensorSpec, fits, in_native_order, shape_text
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 
@@ -29,13 +29,14 @@ class Stream:
 
     ``label_name`` is the labels' name where batches are arrays by name; None for ``label`` or
     ``labels``. ``advice`` says what to do about an array of a name that is missing, or is not
-    taken.
+    taken. ``notices`` say what was assumed of the data.
     """
 
     inputs: tuple[TensorSpec, ...]
     source: Callable[[], Iterable[Any]]
     label_name: str | None = None
     advice: Mapping[str, str] = field(default_factory=dict[str, str])
+    notices: Sequence[str] = ()
 
     def batches(self, batch_size: int, *, limit: int | None = None) -> Iterator[Batch]:
         """All batches as they come, or so many that they have ``limit`` samples or more.
@@ -51,11 +52,24 @@ class Stream:
             feeds, labels = self._parts(item)
             count = next((a.shape[0] for a in feeds.values() if a.ndim), 1)
             taken += count
-            rows = max(count, self._fixed_batch)
-            filled = {n: repeated(a, 0, rows - count) for n, a in feeds.items()}
-            yield Batch(feeds=filled, labels=labels, count=count, rows=rows)
+            for start in range(0, count, self._fixed_batch or count or 1):
+                yield self._batch(feeds, labels, start, count)
         if not taken:
             raise UsageError("the data yields no batch", where="data", fix="give some")
+
+    def _batch(
+        self, feeds: Mapping[str, Array], labels: Array | None, start: int, end: int
+    ) -> Batch:
+        """A call on the samples from ``start`` on of a batch of ``end`` samples."""
+        rows = self._fixed_batch or end
+        count = min(rows, end - start)
+        whole = count == end or not self._fixed_batch
+        part = {n: a if whole else a[start : start + count] for n, a in feeds.items()}
+        of_part = labels
+        if labels is not None and not whole and labels.shape[:1] == (end,):
+            of_part = labels[start : start + count]
+        filled = {n: repeated(a, 0, rows - count) for n, a in part.items()}
+        return Batch(feeds=filled, labels=of_part, count=count, rows=rows)
 
     @property
     def _fixed_batch(self) -> int:
@@ -92,7 +106,7 @@ class Stream:
         return feeds, None if labels is None else to_array(labels)
 
 
-def re_iterable(data: Iterable[Any]) -> Callable[[], Iterable[Any]]:
+def re_iterable(data: Any) -> Callable[[], Iterable[Any]]:
     """A function that starts a pass over ``data``.
 
     Raises:
@@ -157,5 +171,13 @@ def _split(item: Any, inputs: int) -> tuple[Mapping[str, Any] | Sequence[Any], A
 
 def _fitted(value: Any, spec: TensorSpec) -> Array:
     array = to_array(value)
+    shape = spec.shape or ()
+    if len(shape) > 1 and array.ndim == len(shape) - 1 and fits(array.shape, shape[1:]):
+        raise UsageError(
+            f"the data yields single samples: array {spec.name!r} has shape"
+            f" {shape_text(array.shape)}, and a batch {shape_text(shape)}",
+            where=_WHERE,
+            fix="give batches, as torch.utils.data.DataLoader(data, batch_size=32)",
+        )
     check_array(array, spec, 0 if spec.shape else None, _WHERE)
     return as_input(array, spec)

@@ -348,7 +348,8 @@ class DataWorkload(Workload):
         """
         scoring = self.scoring(session, reference)
         if reference is None:
-            self.warnings = scoring.doubts()
+            assumed = self.data.notices if isinstance(self.data, Stream) else ()
+            self.warnings = (*assumed, *scoring.doubts())
         return scoring.result()
 
     @property

@@ -71,6 +71,16 @@ def name_of(spec: str) -> str:
     return spelled(spec.partition(":")[0])
 
 
+def title_of(spec: str) -> str:
+    """What messages call the engine in ``NAME`` or ``NAME:DEVICE``: ``OpenVINO on GPU``."""
+    entry = ENGINES.get(name_of(spec))
+    if entry is None:
+        return spec
+    device = spec.partition(":")[2].strip() or entry.device
+    title = entry.title or entry.name
+    return title if device == "CPU" else f"{title} on {device}"
+
+
 @checks
 def get_engine(spec: str) -> Engine:
     """The engine that ``NAME`` or ``NAME:DEVICE`` names, such as ``openvino:GPU``.

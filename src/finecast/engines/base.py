@@ -195,7 +195,7 @@ class Session(ABC):
         """The formats of each kernel: under a hint the engine's choice, else the model's.
 
         Nodes that the engine removed, or computed when it loaded the model, are in none. Empty
-        if the engine does not tell its kernels.
+        if the engine does not report its kernels.
         """
         return ()
 

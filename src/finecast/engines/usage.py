@@ -98,7 +98,7 @@ USAGES: Final[Mapping[str, Usage]] = {
         tensors={
             "bfloat16": (
                 "bf16(numpy.zeros({shape}, 'uint16'))",
-                "# an output in bf16 is given as bits, too: bf16(outputs[NAME]) carries state",
+                "# an output in bf16 is given as bits: bf16(outputs[NAME]) passes state on",
                 "bf16 = lambda bits: openvino.Tensor(bits, bits.shape, openvino.Type.bf16)",
             )
         },

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from finecast.measure.environment import Environment
     from finecast.measure.environment import version_of as version_of
     from finecast.measure.racing import Effort as Effort
+    from finecast.measure.racing import Race as Race
 else:
     __getattr__ = imported_on_use(__name__)
 

@@ -375,4 +375,4 @@ def _typical(ratios: NDArray[np.float64]) -> Interval:
 
 
 def _never_called() -> None:
-    raise AssertionError("a race of given times calls nothing")
+    raise AssertionError("given times call nothing")

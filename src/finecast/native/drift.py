@@ -165,7 +165,7 @@ class VerifyOptions:
     """
 
     lock: Path | None = Option(
-        help="The lock; default MODEL with .lock.json: m.lock.json for m.onnx.",
+        help="The deployment manifest; default MODEL with .lock.json: m.lock.json for m.onnx.",
         metavar="FILE.json",
         kind=Path,
         convert=path_of,
@@ -207,9 +207,9 @@ def verify(
     """
     if model.name.endswith(LOCK):
         raise UsageError(
-            "this is the name of a lock, and not of a model",
+            "this is the name of a deployment manifest, and not of a model",
             where=str(model),
-            fix="name the model; --lock names a lock that is not beside it",
+            fix="name the model; --lock names a manifest that is not beside it",
         )
     opened_model = opened(model)
     path = options.lock or lock_beside(model)
@@ -309,7 +309,7 @@ def _stated(was: Mapping[str, str], now: Mapping[str, str]) -> Check:
     drifted: list[str] = []
     notes: list[str] = []
     if was.keys() - _PROCESS and not now.keys() - _PROCESS:
-        notes.append("what is deployed does not tell its settings")
+        notes.append("what is deployed does not report its settings")
         was = {name: value for name, value in was.items() if name in _PROCESS}
     for name in dict.fromkeys((*was, *now)):
         before, after = was.get(name), now.get(name)
@@ -324,10 +324,10 @@ def _stated(was: Mapping[str, str], now: Mapping[str, str]) -> Check:
 def _kernels(was: Sequence[LockedKernel], now: Sequence[LockedKernel]) -> Check:
     """Which nodes run in another kernel; the code is compared, and what is fused with it."""
     if not was:
-        text = "the engine does not tell its kernels"
+        text = "the engine does not report its kernels"
         return Check(name="kernels", state=State.HOLDS, texts=(text,))
     if not now:
-        text = "what is deployed does not tell its kernels"
+        text = "what is deployed does not report its kernels"
         return Check(name="kernels", state=State.TOLD, texts=(text,))
     before, after = _homes(was), _homes(now)
     changes: dict[tuple[str, str], list[str]] = {}
@@ -356,7 +356,7 @@ def _homes(kernels: Sequence[LockedKernel]) -> dict[str, LockedKernel]:
 
 def _numbers(lock: Lock, deviations: Mapping[str, float]) -> Check:
     if lock.samples is None:
-        text = "the lock has no samples: they would have been too large"
+        text = "the deployment manifest has no samples: they would have been too large"
         return Check(name="numbers", state=State.TOLD, texts=(text,))
     allowed = lock.samples.tolerances
     unbounded = [n for n in deviations if allowed.get(n, 0.0) == math.inf]
@@ -364,7 +364,9 @@ def _numbers(lock: Lock, deviations: Mapping[str, float]) -> Check:
     beyond = [n for n, deviation in deviations.items() if not deviation <= allowed.get(n, 0.0)]
     worst = max(deviations, key=lambda n: deviations[n] - allowed.get(n, 0.0), default=None)
     if unbounded and not beyond:
-        text = f"the lock has no tolerance for {listed(unbounded, _MOST_CHANGES)}"
+        text = (
+            f"the deployment manifest has no tolerance for {listed(unbounded, _MOST_CHANGES)}"
+        )
         return Check(name="numbers", state=State.TOLD, texts=(text,))
     if worst is None:
         text = "nothing was compared: every output depends on what the model draws at random"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, Setting
@@ -155,7 +155,6 @@ class EmulatedSubject(EngineSubject):
 class OnDevice(EngineExamined):
     """A model whose every op the rules have judged for a device."""
 
-    measures_lowest: ClassVar[bool] = False
     subject: EmulatedSubject
 
     @property

@@ -78,7 +78,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         if not isinstance(low, type(self)):
             raise UsageError(
                 f"{self.name} is a model of {self.library}, and {low.name} is none",
-                where="LOW",
+                where="OTHER",
                 fix="give both as models of one library",
             )
         self.runners(engine)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final, Self
 
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, probed_rows
 from finecast.engines.base import (
@@ -75,6 +75,8 @@ _REQUESTS_A_STREAM: Final = 8
 # one may be most of what may be lost.
 _HARMLESS: Final = 0.25
 _MINOR: Final = 0.25
+# Probes that find the op of the largest error among some hundreds, and little more.
+_FEW_PROBES: Final = 24
 
 
 @dataclass(slots=True, kw_only=True)
@@ -363,7 +365,6 @@ class EngineSubject(Subject):
 class EngineExamined(Examined):
     """A model whose values were observed, with its planner."""
 
-    measures_lowest: ClassVar[bool] = True
     subject: EngineSubject
     prepared: PreparedModel
     facts: Mapping[int, ValueFacts]
@@ -371,6 +372,9 @@ class EngineExamined(Examined):
     workload: Workload
     progress: Progress
     _adjuster: Adjuster = field(init=False, repr=False)
+    _timed: dict[bool, Times] = field(
+        init=False, repr=False, default_factory=dict[bool, Times]
+    )
 
     def __post_init__(self) -> None:
         """Make one adjuster for all plans: it keeps the adjusted ones."""
@@ -412,20 +416,61 @@ class EngineExamined(Examined):
         self, *, of_time: bool = True, lost: Mapping[Format, float] = MappingProxyType({})
     ) -> Analysis:
         """Times as ``times`` tells them, errors as ``errors`` does."""
-        calls = self.subject.told_on(self.workload)
-        data = self.workload
-        exact = Exact.of(self.subject.reference, calls, data.of, data.slices)
-        times = self.times(exact, of_time=of_time)
-        minor = [fmt for fmt in times.points if self._is_minor(fmt, lost, times.errors)]
-        even = {fmt: Sensitivity.even(times.points[fmt], times.errors[fmt]) for fmt in minor}
-        single = {fmt: at for fmt, at in times.points.items() if fmt not in even}
+        exact = self._exact
+        times = self._times(exact, of_time=of_time)
+        single = {
+            fmt: at
+            for fmt, at in times.points.items()
+            if not self._is_minor(fmt, lost, times.errors)
+        }
         sensitivities = self._known_errors(replace(times, points=single), exact)
         for fmt, sensitivity in sensitivities.items():
             error = math.sqrt(times.errors.get(fmt, 0.0))
             # Which numbers overflow depends on the samples: Inf tells nothing.
             if sensitivity.known and excused(math.sqrt(sensitivity.total)) < error < math.inf:
                 self._check_computed(fmt)
-        return times.analysis(self.prepared, self.planner, {**even, **sensitivities})
+        return self._analysis(times, sensitivities)
+
+    def prior(self, *, of_time: bool = True) -> Analysis | None:
+        """Times as ``times`` tells them, the errors of the lowest plans that it measures."""
+        exact = self._exact
+        times = self._times(exact, of_time=of_time)
+        errors, study = times.errors, self.subject.study
+        if not all(math.isfinite(errors.get(fmt, math.inf)) for fmt in times.points):
+            return None
+        keys = (self._key(fmt, times, exact) for fmt in times.points)
+        if study is not None and all(study.sensitivity(key) is not None for key in keys):
+            return None
+        return self._analysis(times, {})
+
+    def _analysis(self, times: Times, errors: Mapping[Format, Sensitivity]) -> Analysis:
+        """By known errors of single ops, and even ones of the other formats."""
+        even = {
+            fmt: Sensitivity.even(at, times.errors[fmt])
+            for fmt, at in times.points.items()
+            if fmt not in errors
+        }
+        return times.analysis(self.prepared, self.planner, {**even, **errors})
+
+    def outline(self, formats: Collection[Format], *, of_time: bool = True) -> Analysis:
+        """Times as ``times`` tells them, the largest errors of single ops."""
+        exact = self._exact
+        times = self._times(exact, of_time=of_time)
+        asked = {fmt: at for fmt, at in times.points.items() if fmt in formats}
+        errors = self._errors(replace(times, points=asked), exact, most=_FEW_PROBES)
+        return self._analysis(times, errors)
+
+    @property
+    def _exact(self) -> Exact:
+        """The fp32 model's outputs where errors are predicted."""
+        calls, data = self.subject.told_on(self.workload), self.workload
+        return Exact.of(self.subject.reference, calls, data.of, data.slices)
+
+    def _times(self, exact: Exact, *, of_time: bool) -> Times:
+        """``times``, measured once."""
+        if of_time not in self._timed:
+            self._timed[of_time] = self.times(exact, of_time=of_time)
+        return self._timed[of_time]
 
     def _check_computed(self, fmt: Format) -> None:
         """Raise WrongNumbersError, which names the op, if the engine computes one wrongly.
@@ -506,7 +551,11 @@ class EngineExamined(Examined):
 
     def errors(self, times: Times, exact: Exact) -> Mapping[Format, Sensitivity]:
         """Errors by probing each rounding alone."""
+        return self._errors(times, exact)
 
+    def _errors(
+        self, times: Times, exact: Exact, most: int | None = None
+    ) -> Mapping[Format, Sensitivity]:
         def prober(switches: Sequence[Switch]) -> Probe:
             feeds = self.probed(exact.calls, len(switches))
             return switched_probe(self.prepared, switches, feeds)
@@ -518,6 +567,7 @@ class EngineExamined(Examined):
             counted=exact.counted,
             axis=exact.axis,
             progress=self.progress,
+            most=most,
         )
 
     def probed(self, calls: Sequence[Feeds], count: int) -> Sequence[Feeds]:

@@ -91,7 +91,7 @@ def stated(
         for number, permission in planner.permissions.items()
     }
     hint = f"the engine's hint for {fmt.label}"
-    return planner.plan(formats, f"{hint} lowers it", kept=f"{hint} keeps it in fp32")
+    return planner.plan(formats, f"{hint} sets it", kept=f"{hint} keeps it in fp32")
 
 
 def _low(

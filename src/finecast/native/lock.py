@@ -327,7 +327,7 @@ def _read(path: Path) -> str:
     """
     if not path.is_file():
         raise UsageError(
-            "there is no lock of the model",
+            "there is no deployment manifest of the model",
             where=str(path),
             fix="tune writes it beside a model that it timed on this machine, and none for a"
             " --target; convert writes one with --lock; verify's --lock names another file",

@@ -403,9 +403,9 @@ class LowModel(ABC):
         del feeds, check
         return {}
 
-    def unexplained(self, exact: Exact) -> Sequence[str]:
-        """Notes on an error of the low model that no group of ops explains."""
-        del exact
+    def unexplained(self, exact: Exact, *, passed: bool) -> Sequence[str]:
+        """What to say first where the groups of ops explain another error than it has."""
+        del exact, passed
         return ()
 
     @abstractmethod

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from finecast.data.datasets import load_npz
 from finecast.data.feeds import synthetic_feeds
-from finecast.data.sources import DataOptions, calibration_batches, check_batch
+from finecast.data.sources import DataOptions, calibration_batches, given_samples
 from finecast.engines import (
     EMULATOR,
     ENGINES,
@@ -233,7 +232,7 @@ def _profiled(
     peaks = files if rounds.memory else None
     figures = list(_figures(loaded, race, spec, report, peaks=peaks, ops=rounds.ops))
     silent = rounds.ops and not any(f.kernels for f in figures)
-    notes = [f"{spec} does not tell its kernels: --ops shows nothing"] if silent else []
+    notes = [f"{spec} does not report its kernels: --ops shows nothing"] if silent else []
     return ProfileReport(engine=spec, figures=figures, warnings=(*notes, *race.notes))
 
 
@@ -327,11 +326,9 @@ def _with_feeds(data: DataOptions) -> Callable[[str, Path, Session], LoadedModel
         options = data.if_given(sizes_feeds=True)
         if options is None:
             feeds = synthetic_feeds(session.inputs, batch=data.batch or 1, dims=data.dims)
-        elif isinstance(data.data, Path) and data.calib is None and not data.decode_steps:
-            axes = options.sample_axes
-            dataset = load_npz(data.data, session.inputs, labels=data.labels, sample_axes=axes)
-            check_batch(dataset, options.batch)
-            first = next(dataset.batches(options.samples))
+        elif options.data is not None and data.calib is None and not data.decode_steps:
+            samples = given_samples(options.data, options, session, labels=data.labels)
+            first = next(iter(samples.batches(options.samples)))
             return first.feeds, first.rows
         else:
             feeds = dict(calibration_batches(session, options, limit=1)[0])

@@ -29,7 +29,7 @@ from finecast.frontends.prepared import PreparedModel
 from finecast.graph import PHI, Graph, Node, Value
 from finecast.graph.matching import match
 from finecast.graph.structure import structure_of
-from finecast.naming import listed, number_of
+from finecast.naming import listed, number_of, percent
 from finecast.native.model import Check, LowModel, OpGroup, Seen, grouped
 from finecast.native.observing import SHOWN_BYTES, observe, unseen
 from finecast.native.source import AS_IT_IS, Source
@@ -201,11 +201,10 @@ class BesideLow(LowModel):
             element = None if maker is None else numbers.get(maker)
             yield SwitchedValue(value=value, partner=partner, element=element)
 
-    def unexplained(self, exact: Exact) -> Sequence[str]:
-        """A note if the error op by op is another one than the low model by itself has.
+    def unexplained(self, exact: Exact, *, passed: bool) -> Sequence[str]:
+        """What to say first if the error op by op is another one than the engine's whole.
 
-        Without an engine named a smaller error by itself is none: engines keep values in fp32
-        that are rounded here, as the types say.
+        Of a model that passes a smaller error by itself is no news: it passes all the more.
         """
         alone = self.other.reference()
         if self.engine is not None:
@@ -221,16 +220,19 @@ class BesideLow(LowModel):
             for outputs in (own_outputs, outputs_on(self.session(frozenset()), exact.calls))
         )
         fewer = error > _UNEXPLAINED * joined
-        more = self.engine is not None and joined > _UNEXPLAINED * error
+        more = joined > _UNEXPLAINED * error and not passed
         if not (fewer or more) or max(error, joined) < fp32_error(len(self.graph.nodes)):
             return ()
-        text = f"{self.name} by itself has a relative error of {error:.2g}, and {joined:.2g}"
+        text = (
+            f"what is blamed here adds up to a relative error of {percent(joined)}, and"
+            f" {self.name} run by itself has {percent(error)}"
+        )
         why = (
             "what has no partner in fp32 makes the difference"
             if fewer or self._without_partner()
             else "by itself the engine fuses ops, and rounds fewer values"
         )
-        return [f"{text} op by op: {why}"]
+        return [f"{text}: {why}"]
 
     # What values are like.
 
@@ -300,7 +302,7 @@ class BesideLow(LowModel):
 
 _GUESSED_BYTES: Final = 1 << 20
 """The assumed size of a value of unknown shape."""
-_UNEXPLAINED: Final = 1.25
+_UNEXPLAINED: Final = 1.1
 """Errors that differ by less come of sums in another order."""
 _HUGE: Final = 1000.0
 """Numbers so many times as large as the median one are judged apart from the others."""

@@ -181,6 +181,7 @@ def probe_sensitivity(
     progress: Progress,
     counted: Collection[int] | None = None,
     axis: int | None = None,
+    most: int | None = None,
 ) -> dict[Format, Sensitivity]:
     """Errors of the outputs with each point rounded alone, by format.
 
@@ -193,6 +194,7 @@ def probe_sensitivity(
         progress: Told of each run.
         counted: Numbers of the outputs that errors are of; None for all.
         axis: The axis of their slices; None to find them.
+        most: The most runs for a format, to find its largest errors; None for all errors.
     """
     sensitivities: dict[Format, Sensitivity] = {}
     for fmt, where in points.items():
@@ -208,6 +210,7 @@ def probe_sensitivity(
             counted=counted,
             axis=axis,
             on_probe=lambda done, total: progress("sensitivity", done, total),
+            most=most,
         )
     return sensitivities
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from finecast.data.workload import Workload
 from finecast.engines.base import Engine, Feeds, KernelTime, Session
@@ -113,17 +113,39 @@ class Hinted(Built):
 class Examined(ABC):
     """A subject whose every op the rules have judged under one policy.
 
-    ``planner`` makes plans that the rules permit. Of an engine that ``measures_lowest`` the
-    error of all ops together is known for each format without a probe of each.
+    ``planner`` makes plans that the rules permit.
     """
 
-    measures_lowest: ClassVar[bool] = False
     planner: Planner
 
     @property
     def observed(self) -> Mapping[int, ValueFacts]:
         """What calibration data showed of the model's values, by id; none if not observed."""
         return {}
+
+    def prior(self, *, of_time: bool = True) -> Analysis | None:
+        """``analysis`` with the error of all ops in a format shared out evenly over them.
+
+        None where that error is not known without a probe of each op, or where the errors of
+        single ops are known from an earlier run.
+
+        Args:
+            of_time: Whether plans are chosen by time.
+
+        Raises:
+            EngineError: If no plan in a low format can be run at all.
+        """
+        del of_time
+
+    def outline(self, formats: Collection[Format], *, of_time: bool = True) -> Analysis:
+        """``prior``, with the ops of the largest errors in ``formats`` found by few probes.
+
+        It explains a plan. Other plans are not chosen by it.
+
+        Raises:
+            EngineError: If a probe fails.
+        """
+        raise NotImplementedError("there is no prior")
 
     @abstractmethod
     def analysis(
@@ -135,8 +157,8 @@ class Examined(ABC):
             of_time: Whether plans are chosen by time. If not, a format that gains none stays,
                 as it may make the model smaller.
             lost: The share of what may be lost that all ops in a format lose, where that was
-                measured. If it is small, the error of all of them is shared out evenly. For an
-                examined model that ``measures_lowest``.
+                measured. If it is small, the error of all of them is shared out evenly, where
+                there is a ``prior``.
 
         Raises:
             EngineError: If no plan in a low format can be run at all.

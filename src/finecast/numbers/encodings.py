@@ -252,9 +252,11 @@ class Scaled:
         try:
             shifts = zlib.decompressobj().decompress(self.shifts, count + 1)
         except zlib.error as error:
-            raise ValueError(f"shifts of codes that cannot be read: {error}") from error
+            raise ValueError(
+                f"shifts of quantized numbers that cannot be read: {error}"
+            ) from error
         if len(shifts) != count:
-            raise ValueError(f"shifts of codes for other than {count} elements")
+            raise ValueError(f"shifts of quantized numbers for other than {count} elements")
         return np.frombuffer(shifts, np.int8)
 
     def split(self, shape: tuple[int, ...]) -> tuple[int, ...]:

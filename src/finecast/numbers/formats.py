@@ -52,7 +52,9 @@ class Grid:
         lowest, highest = self.lowest + zero_point, self.highest + zero_point
         held = ml_dtypes.iinfo(self.dtype)
         if lowest < held.min or highest > held.max:
-            raise ValueError(f"{self.dtype.name} does not have codes {lowest} to {highest}")
+            raise ValueError(
+                f"{self.dtype.name} does not have the integers {lowest} to {highest}"
+            )
         return replace(self, lowest=lowest, highest=highest, symmetric=False)
 
     def fit(
@@ -359,7 +361,7 @@ class Format(Enum):
             grid = codes.signed or grid
         if grid is None:
             what = "constants" if constant else "values"
-            raise ValueError(f"{self.label} has no codes for {what}")
+            raise ValueError(f"{self.label} has no quantized form for {what}")
         return grid
 
     @property

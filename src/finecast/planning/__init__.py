@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from finecast.planning.planner import Planner as Planner
     from finecast.planning.points import SWITCH as SWITCH
     from finecast.planning.points import moves as moves
+    from finecast.planning.problem import Analysis as Analysis
+    from finecast.planning.problem import predicted_error as predicted_error
     from finecast.planning.proposing import frontier_of as frontier_of
     from finecast.planning.proposing import lowest as lowest
+    from finecast.planning.proposing import predicted_cost as predicted_cost
     from finecast.planning.proposing import proposal as proposal
     from finecast.planning.proposing import propose as propose
+    from finecast.planning.proposing import within as within
     from finecast.planning.provenance import Provenance as Provenance
 else:
     __getattr__ = imported_on_use(__name__)

@@ -54,8 +54,9 @@ class Alternative:
         beside: The higher format.
         saved: Cost of the unit that ``fmt`` saves, negative if it costs more.
         casts: Cost of the additional casts, negative if there are fewer.
-        error: The predicted relative output error with the higher format.
-        low_error: The predicted relative output error with ``fmt``.
+        error: The predicted relative output error with the higher format; NaN where the
+            errors of single ops were not measured.
+        low_error: The same with ``fmt``.
         priced: What costs count.
     """
 
@@ -156,11 +157,18 @@ class Alternative:
         return Decider.TIME if self.saved >= self._least else Decider.CASTS
 
     @property
-    def rise(self) -> str:
-        """What ``fmt`` would do to the predicted error."""
+    def tells_errors(self) -> bool:
+        """Whether it is known what ``fmt`` does to the error."""
+        return not math.isnan(self.error)
+
+    @property
+    def trade(self) -> str:
+        """What ``fmt`` would save, and what it would do to the predicted error, if known."""
+        if not self.tells_errors:
+            return self.would_save
         before, after = percents(self.error, self.low_error)
         change = "reduce" if self.low_error < self.error else "raise"
-        return f"{change} the predicted error from {before} to {after}"
+        return f"{self.would_save}, and {change} the predicted error from {before} to {after}"
 
 
 def explained(
@@ -274,6 +282,8 @@ class _Compared:
             changed[self.label[unit]] -= self.flips.errors[unit, self.label[unit]]
             changed[number] += self.flips.errors[unit, number]
             errors = [math.sqrt(self.analysis.together(e[1:])) for e in (self.errors, changed)]
+            if self._is_even(own) or self._is_even(fmt):
+                errors = [math.nan, math.nan]
             low, high = fmt, own
             if fmt is Format.FP32:
                 low, high, more, casts = own, fmt, -more, -casts
@@ -287,6 +297,10 @@ class _Compared:
                 low_error=errors[1],
                 priced=self.analysis.priced,
             )
+
+    def _is_even(self, fmt: Format) -> bool:
+        rounded = self.analysis.rounded.get(fmt)
+        return rounded is not None and rounded.is_even
 
     def _evidence(self, unit: int, found: Sequence[Alternative]) -> dict[str, float | str]:
         """The times of the unit, and what each other format would change."""
@@ -303,7 +317,7 @@ class _Compared:
             known |= {
                 CASTS_IF.format(a.fmt.label): round(1e6 * a.casts, 3) + 0.0 for a in found
             }
-        for one in found if self.adds_up else ():
+        for one in (a for a in found if self.adds_up and a.tells_errors):
             known |= {ERROR_IF.format(one.beside.label): one.error}
             known |= {ERROR_IF.format(one.fmt.label): one.low_error}
         return known
@@ -313,9 +327,7 @@ def _kept(found: Sequence[Alternative]) -> tuple[Decider, str]:
     """What kept a unit in fp32, of its other formats, the one that gains most first."""
     if not found:
         return Decider.TIME, "no time in another format is known"
-    texts = [
-        a.would_save if a.gains_nothing else f"{a.would_save}, and {a.rise}" for a in found
-    ]
+    texts = [a.would_save if a.gains_nothing else a.trade for a in found]
     return found[0].against, "; ".join(texts)
 
 
@@ -324,5 +336,5 @@ def _lowered(found: Sequence[Alternative]) -> tuple[Decider, str]:
     beside = [a for a in found if a.from_fp32]
     texts = [a.saves for a in beside]
     further = [a for a in found if not (a.from_fp32 or a.gains_nothing)]
-    texts += [f"{a.would_save}, and {a.rise}" for a in further]
+    texts += [a.trade for a in further]
     return beside[0].in_favour if beside else Decider.PLAN, "; ".join(texts)

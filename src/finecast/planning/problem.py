@@ -64,6 +64,7 @@ class Roundings:
     what changes as all readers of its result read the same rounding, which may be negative.
     Rounding r adds ``errors[r]``, once, if any of the units or pins in ``lists[r]`` has the
     format. ``saturation`` is how all these add up.
+    ``is_even`` says that the errors were not measured one by one, but shared out evenly.
     """
 
     units: NDArray[np.float64]
@@ -71,6 +72,7 @@ class Roundings:
     lists: Sequence[Sequence[int]]
     errors: NDArray[np.float64]
     saturation: Saturation = field(default_factory=Saturation)
+    is_even: bool = False
 
     @property
     def total(self) -> float:
@@ -351,6 +353,7 @@ def roundings(
         lists=lists,
         errors=sensitivity.values,
         saturation=sensitivity.saturation,
+        is_even=sensitivity.is_even,
     )
 
 

@@ -14,7 +14,13 @@ from finecast.numbers.formats import Format
 from finecast.planning.alternatives import explained, labels_of
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner, chosen, pick
-from finecast.planning.problem import Analysis, Choice, Proposal, build_problem
+from finecast.planning.problem import (
+    Analysis,
+    Choice,
+    Proposal,
+    build_problem,
+    predicted_error,
+)
 from finecast.solver.assignment import Floats, Ints
 from finecast.solver.expansion import envelope, fastest_within, smallest
 from finecast.solver.flips import Flips, flips
@@ -199,6 +205,21 @@ def stated(
     return proposal(planner, analysis, choice, name)
 
 
+def sharpened(
+    planner: Planner, before: Analysis, analysis: Analysis, proposal: Proposal
+) -> Proposal:
+    """A proposal with error and reasons by an analysis that knows the errors of single ops.
+
+    Law: what was measured of the plan's error, over what ``before`` predicted, stays.
+    """
+    plan = proposal.plan
+    ids = {n.name: n.id for n in planner.graph.nodes}
+    formats = {ids[name]: fmt for name, fmt in plan.formats.items()}
+    was, now = (predicted_error(one, formats) for one in (before, analysis))
+    error = proposal.error * (now / was) if was else now
+    return replace(proposal, plan=explained(planner, analysis, plan), error=error)
+
+
 def predicted_cost(planner: Planner, analysis: Analysis, plan: Plan) -> float:
     """The cost of a plan by the analysis: of its units and of its casts."""
     problem = build_problem(planner.graph, planner.permissions, analysis)
@@ -322,7 +343,9 @@ def lowered_by_one(
     faster = np.argwhere(gained_s > 0)
     gains = _ratio(gained_s, added)[*faster.T]
     changes = faster[np.argsort(-gains, kind="stable")[:most]]
-    return stated.proposals(planner, analysis, changes, "with one more unit low")
+    return stated.proposals(
+        planner, analysis, changes, "with one more group in reduced precision"
+    )
 
 
 def raised_by_one(
@@ -336,7 +359,7 @@ def raised_by_one(
     exact = np.argwhere((removed > 0) & np.isfinite(lost_s) & lowers)
     losses = _ratio(lost_s, removed)[*exact.T]
     changes = exact[np.argsort(losses, kind="stable")[:most]]
-    return stated.proposals(planner, analysis, changes, "with one unit less low")
+    return stated.proposals(planner, analysis, changes, "with one more group in fp32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -232,7 +232,8 @@ class Sensitivity:
 
     ``shared`` is, for each entry of ``RoundingPoints.shared``, the error of its points
     together less the sum of their single errors: negative where they cancel. ``total`` is the
-    error of all points at once. ``probes`` counts the runs of the model.
+    error of all points at once. ``probes`` counts the runs of the model. ``is_even`` says that
+    ``total`` alone was measured, and is shared out over the points.
     """
 
     values: NDArray[np.float64]
@@ -240,6 +241,7 @@ class Sensitivity:
     shared: NDArray[np.float64]
     total: float = 0.0
     probes: int = 0
+    is_even: bool = False
 
     @classmethod
     def zero(cls, points: RoundingPoints) -> Sensitivity:
@@ -256,7 +258,11 @@ class Sensitivity:
         zero = cls.zero(points)
         each = total / max(len(zero.values) + len(zero.weights), 1)
         return replace(
-            zero, values=zero.values + each, weights=zero.weights + each, total=total
+            zero,
+            values=zero.values + each,
+            weights=zero.weights + each,
+            total=total,
+            is_even=True,
         )
 
     def fits(self, points: RoundingPoints) -> bool:
@@ -353,8 +359,13 @@ def measure(
     counted: Collection[int] | None = None,
     axis: int | None = None,
     on_probe: Callable[[int, int], None] | None = None,
+    most: int | None = None,
 ) -> Sensitivity:
     """Probe every rounding point, in groups where there are many.
+
+    With few runs the points that cause the largest errors are found: the group of the largest
+    error is split until the runs are used up, and what the others cause is shared out evenly
+    within each.
 
     Args:
         values: Points at which values are rounded.
@@ -365,13 +376,19 @@ def measure(
         counted: Numbers of the outputs that the error is of; None for all.
         axis: The axis of their slices; None to find them.
         on_probe: Called with the numbers of runs done and expected.
+        most: The most runs that look for points of large errors; None for as many as it takes
+            to know all, and what points have in common.
     """
     prober = _Prober(probe, values + weights, counted, axis, on_probe)
-    errors = prober.errors(values)
+    if most is None:
+        errors = prober.errors(values)
+        differences = prober.differences(errors, shared)
+    else:
+        errors, differences = prober.largest(most), np.zeros(len(shared))
     return Sensitivity(
         values=errors[:values],
         weights=errors[values:],
-        shared=prober.differences(errors, shared),
+        shared=differences,
         total=prober.together,
         probes=prober.done,
     )
@@ -424,6 +441,21 @@ class _Prober:
             most = max(1, round((1 - _WORST_VALUES) * values))
             least = _MINOR * float(np.sort(alone)[:most].sum())
         return np.append(alone, self._split(grouped, least))
+
+    def largest(self, most: int) -> NDArray[np.float64]:
+        """The error of each point by at most ``most`` runs, those of large errors alone."""
+        groups = self._in_groups(np.arange(self.count), -(-2 * self.count // most))
+        while any(len(members) > 1 for members, _ in groups):
+            groups.sort(key=lambda group: (len(group[0]) == 1, -group[1]))
+            members = groups[0][0]
+            parts = min(_PARTS, len(members))
+            if self.done - 1 + parts > most:
+                break
+            groups[:1] = self._in_groups(members, -(-len(members) // parts))
+        errors = np.zeros(self.count)
+        for members, error in groups:
+            errors[members] = error / len(members)
+        return errors
 
     def _in_groups(self, members: NDArray[np.int64], size: int) -> _Groups:
         """Groups of at most ``size`` members, each with its error."""

@@ -259,8 +259,8 @@ def _references(content: Any) -> Iterator[tuple[str, int, Sequence[int]]]:
         yield at, reasons, [*op.get("reasons", ()), *op.get("deciding", ())]
         yield at, len(content["lines"]), [op["line"]] if "line" in op else []
     for unit in content["units"]:
-        yield "a unit", ops, unit["ops"]
-        yield "a unit", reasons, [unit["reason"]]
+        yield "a precision group", ops, unit["ops"]
+        yield "a precision group", reasons, [unit["reason"]]
     for kernels in content["kernels"].values():
         for kernel in kernels:
             yield "a kernel", ops, kernel["ops"]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from finecast.engines import title_of
 from finecast.engines.exact import RELATIVE_ERROR
 from finecast.naming import an, enumerated, number_of, percent, percents
 from finecast.numbers.thresholds import MODELLED_GAIN
@@ -114,7 +115,7 @@ def _speed(content: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     before, after = result["baseline"], result["tuned"]
     engine = content["plan"]["engine"]
     where = f"modelled for {result['target']}" if result.get("target") else "measured"
-    where += f" in {engine}" if engine and not result.get("target") else ""
+    where += f" in {title_of(engine)}" if engine and not result.get("target") else ""
     return (
         f"A call takes {_ms(after['latency_ms'])} instead of {_ms(before['latency_ms'])}:"
         f" {result['speedup']:.2f} times as fast, {where}, {_counted(result)}with"

@@ -121,7 +121,7 @@ def _judge_carried(node: Node, context: Context) -> Ruling | None:
         if value.id in carrying and value.id not in context.facts:
             return Ruling(
                 permits=KEEP,
-                text=f"{value.name} carries a constant beyond the largest {context.low.label}",
+                text=f"{value.name} has a constant beyond the largest {context.low.label}",
                 evidence={"limit": context.low.max},
             )
     return None

@@ -62,7 +62,7 @@ class Problem:
         per_unit = (self.time_low, self.error)
         per_value = (self.down_cost, self.up_cost, self.value_error)
         if any(len(a) != n for a in per_unit) or any(len(a) != m for a in per_value):
-            raise ValueError(f"arrays do not agree on {n} units and {m} values")
+            raise ValueError(f"arrays do not agree on {n} groups and {m} values")
         if len(self.consumer_ptr) != m + 1 or self.consumer_ptr[-1] != len(self.consumer_unit):
             raise ValueError(f"consumer_ptr is not CSR offsets of {m} values")
         for array in (self.error, *per_value):
@@ -73,12 +73,12 @@ class Problem:
                 raise ValueError("times must be numbers and not negative")
         for array in (self.producer, self.consumer_unit):
             if len(array) and not PINNED_LOW <= array.min() <= array.max() < n:
-                raise ValueError(f"unit index outside {PINNED_LOW}..{n - 1}")
+                raise ValueError(f"group index outside {PINNED_LOW}..{n - 1}")
         neither = np.flatnonzero(np.isinf(self.time_high) & np.isinf(self.time_low))
         if len(neither):
             raise RuleConflictError(
                 "neither format is permitted",
-                where=f"unit {neither[0]}",
+                where=f"precision group {neither[0]}",
                 fix="relax a rule that forbids one of the formats for it",
             )
 

@@ -111,7 +111,7 @@ class LabelProblem:
         if len(nowhere):
             raise RuleConflictError(
                 "no format is permitted",
-                where=f"unit {nowhere[0]}",
+                where=f"precision group {nowhere[0]}",
                 fix="relax a rule that forbids a format for it",
             )
 

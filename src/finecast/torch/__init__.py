@@ -49,6 +49,8 @@ from finecast.tuning.result import Result
 if TYPE_CHECKING:
     from finecast_training.backend import Backend, compile  # noqa: A004 - as torch.compile
     from finecast_training.step import TrainingStep
+    from finecast_training.step_tuning import tune_step
+    from finecast_training.tuned_step import load_step
 
 __all__ = [
     "Backend",
@@ -61,12 +63,14 @@ __all__ = [
     "convert",
     "export",
     "load",
+    "load_step",
     "peak_bytes",
     "profile",
     "resident_bytes",
     "save",
     "saved_bytes",
     "tune",
+    "tune_step",
 ]
 
 

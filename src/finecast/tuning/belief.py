@@ -12,9 +12,9 @@ local search in constrained optimization of computer models" (1998).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -166,6 +166,10 @@ class Belief:
     _measured: dict[str, tuple[float, float]] = field(
         init=False, default_factory=dict[str, tuple[float, float]]
     )
+    # What was taken, in its order, with the plan that it was taken of.
+    _taken: list[tuple[Proposal, Take]] = field(
+        init=False, default_factory=list[tuple[Proposal, Callable[..., None]]]
+    )
     _known: dict[str, Known] = field(init=False, default_factory=dict[str, Known])
     _problem: LabelProblem = field(init=False)
     fp32: float = field(init=False)
@@ -186,6 +190,7 @@ class Belief:
 
     def measured(self, proposal: Proposal, slowdown: float, off: float) -> None:
         """Take a plan's cost over fp32's, and the relative deviation of that."""
+        self._taken.append((proposal, lambda to, of: to.measured(of, slowdown, off)))
         known, value = self._of(proposal), math.log(slowdown)
         self._measured[proposal.plan.digest] = value, off
         noise = math.hypot(off, min(_LOAD_OFF, self.cost_off))
@@ -193,6 +198,7 @@ class Belief:
 
     def erred(self, proposal: Proposal, error: float) -> None:
         """Take the squared relative error of a plan's outputs on a few samples."""
+        self._taken.append((proposal, lambda to, of: to.erred(of, error)))
         known = self._of(proposal)
         if 0 < error < math.inf:
             off = float(np.clip(_log(error) - known.error, -_MOST_OFF, _MOST_OFF))
@@ -205,6 +211,7 @@ class Belief:
 
         ``margins`` are those of decisions under the plan, if known.
         """
+        self._taken.append((proposal, lambda to, of: to.tried(of, loss, off, margins)))
         expected, spread = self._expected([proposal])
         features = self._loss_features([self._of(proposal)])[0]
         self._losses.observe(
@@ -213,6 +220,17 @@ class Belief:
         if self.decisions is not None and margins is not None:
             parts, errors = self._moving([proposal])
             self.decisions.tried(parts[0], float(errors[0]), margins)
+
+    def sharpened(self, analysis: Analysis, sharper: Callable[[Proposal], Proposal]) -> Belief:
+        """This by an analysis that knows the errors of single ops, with all that was taken.
+
+        ``sharper`` gives a proposal with the error that ``analysis`` predicts.
+        """
+        decisions = None if self.decisions is None else replace(self.decisions)
+        belief = replace(self, analysis=analysis, decisions=decisions)
+        for proposal, take in self._taken:
+            take(belief, sharper(proposal))
+        return belief
 
     def of(self, proposals: Sequence[Proposal]) -> Estimate:
         """What is believed of plans."""
@@ -308,6 +326,9 @@ class Belief:
         spread = np.zeros(self._unit_errors.shape)
         spread[np.arange(len(label)), label] = values
         return spread[:, 1:].ravel()
+
+
+Take: TypeAlias = Callable[[Belief, Proposal], None]
 
 
 def _log(value: float) -> float:

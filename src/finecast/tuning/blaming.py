@@ -167,6 +167,7 @@ class Blame(Report):
         evaluations: Runs on all data, or on all samples.
         probes: Runs on few samples.
         seconds: How long it took.
+        unexplained: That the engine's whole error is another one than that of these ops.
         warnings: What a user should know.
     """
 
@@ -189,6 +190,7 @@ class Blame(Report):
     evaluations: int
     probes: int = 0
     seconds: float = 0.0
+    unexplained: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -236,7 +238,7 @@ class Blame(Report):
         """The verdict, the culprits and what shows them, and what to do."""
         told = [f"{c.node} ({c.format}): {'; '.join(c.reasons)}" for c in self.culprits]
         return [
-            self.verdict,
+            "; ".join((*self.unexplained, self.verdict)),
             *told[:_SHOWN_OPS],
             *self._notes(),
             *(f"warning: {text}" for text in in_shell(self.warnings)),
@@ -286,6 +288,7 @@ class Blame(Report):
         return {
             "low": self.low,
             "verdict": self.verdict,
+            "unexplained": list(self.unexplained),
             "figure": self.figure,
             "worst_output": self.worst or None,
             "samples": self.samples or None,
@@ -337,7 +340,7 @@ class _Search:
     def found(self) -> Blame:
         start = time.perf_counter()
         low = self.low
-        self.progress("low", 0, 1)
+        self.progress("the other model", 0, 1)
         passed = self._passes(frozenset())
         value = self.figures[frozenset()]
         result = Blame(
@@ -360,7 +363,8 @@ class _Search:
             evaluations=self.evaluations,
             probes=self.probes,
             seconds=time.perf_counter() - start,
-            warnings=(*low.notes, *low.unexplained(self.exact), *self._not_counted()),
+            unexplained=tuple(low.unexplained(self.exact, passed=passed)),
+            warnings=(*low.notes, *self._not_counted()),
         )
 
     def _not_counted(self) -> list[str]:

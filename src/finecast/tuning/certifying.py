@@ -101,11 +101,8 @@ class Certifier:
 
     @property
     def allowed_loss(self) -> float:
-        """What may be lost; of a metric without a finite best value its negated target."""
-        target = self.criterion.target(self.baseline)
-        if math.isinf(self.baseline):
-            return -target
-        return abs(self.baseline - target)
+        """What may be lost."""
+        return self.criterion.allowed_loss(self.baseline)
 
     @property
     def expectation(self) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from finecast.solver.assignment import Floats
+from finecast.solver.assignment import Bools, Floats
 
 # Draws of moves, of which some pass.
 _DRAWS: Final = 128
@@ -37,13 +37,13 @@ class DecisionChances:
     may_lose: float
     _parts: list[Floats] = field(init=False, default_factory=list[Floats])
     _moves: list[Floats] = field(init=False, default_factory=list[Floats])
+    _open: Bools = field(init=False)
+    _margins: Floats = field(init=False)
 
     def __post_init__(self) -> None:
         """Leave out samples whose decision cannot change."""
-        self._known = np.isfinite(self.exact)
-        self.exact = self.exact[self._known]
-
-    _known: np.ndarray[tuple[int], np.dtype[np.bool_]] = field(init=False)
+        self._open = np.isfinite(self.exact)
+        self._margins = self.exact[self._open]
 
     @property
     def are_known(self) -> bool:
@@ -55,8 +55,8 @@ class DecisionChances:
 
         ``parts`` are the features of its error, of length 1.
         """
-        low = margins[self._known]
-        moves = np.where(np.isfinite(low), low - self.exact, 0.0)
+        low = margins[self._open]
+        moves = np.where(np.isfinite(low), low - self._margins, 0.0)
         self._parts.append(parts)
         self._moves.append(moves / error)
 
@@ -73,13 +73,13 @@ class DecisionChances:
         weights = np.linalg.solve(among, to)
         left = np.clip(1 - (to * weights).sum(axis=0), _NOISE, 1.0)
         size = np.sqrt((moves**2).mean())
-        drawn = np.random.default_rng(0).standard_normal((_DRAWS, len(self.exact)))
+        drawn = np.random.default_rng(0).standard_normal((_DRAWS, len(self._margins)))
         chances = np.empty(len(errors))
         for plan, error in enumerate(errors):
             expected = error * (weights[:, plan] @ moves)
             off = error * size * np.sqrt(left[plan])
-            near = np.abs(self.exact) < np.abs(expected) + _FAR * off
-            still = self.exact[near]
+            near = np.abs(self._margins) < np.abs(expected) + _FAR * off
+            still = self._margins[near]
             moved = still + expected[near] + off * drawn[:, near]
             lost = (still > 0).sum() - (moved > 0).sum(axis=1)
             chances[plan] = (np.count_nonzero(lost <= self.may_lose) + 0.5) / (_DRAWS + 1)

@@ -254,7 +254,7 @@ class Explanation(Report):
         notes = [*left_out(len(ops), len(shown), ": --ops N shows more")]
         notes += ["+N: so many ops run in its kernel"] if any(o.others for o in shown) else []
         notes += [f"what decided: {decided}"] if decided else []
-        notes += ["finecast explain MODEL OP tells why an op has its format"]
+        notes += ["finecast explain MODEL OP says why an op has its format"]
         notes += [*self.plan.declared, *Contributions.of(self.plan).lines]
         notes += [_TIMES] if timed else []
         return TextTable(
@@ -301,7 +301,7 @@ class Explanation(Report):
         if decision is None:
             numbers = node is not None and by_name(node.op).has_numbers
             kept = node.format.label if node and node.format and numbers else "no float type"
-            return [("", kept, "the node carries no fp32 that could change", "")]
+            return [("", kept, "the node has no fp32 that could change", "")]
         order = {rule.name: number for number, rule in enumerate(RULES)}
         reasons = sorted(decision.reasons, key=lambda r: order.get(r.rule, len(order)))
         return [_row(reason) for reason in reasons]

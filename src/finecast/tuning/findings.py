@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from finecast.measure.study import Trial
+from finecast.naming import percent
 from finecast.native.subject import Examined
 from finecast.numbers.formats import Format
 from finecast.planning.kept_products import KeptProducts, kept_products
@@ -65,13 +67,16 @@ class Found:
     passed: bool | None = None
 
 
+_STEPS: Final = {"race": "benchmark", "errors of ops": "errors of single ops"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchStep:
     """A measurement of the search.
 
     Attributes:
-        what: ``race`` or ``evaluation``.
-        plan: The name of the plan.
+        what: ``race`` or ``evaluation`` of a plan, or ``errors of ops``.
+        plan: The name of the plan, if it is of one.
         gain: Its expected gain, as a share of the time of the plan in use.
         chance: The probability with which it was expected to keep the criterion.
         seconds: What the measurement took.
@@ -79,11 +84,19 @@ class SearchStep:
     """
 
     what: str
-    plan: str
-    gain: float
-    chance: float
     seconds: float
-    result: str
+    plan: str = ""
+    gain: float = 0.0
+    chance: float = 0.0
+    result: str = ""
+
+    @property
+    def text(self) -> str:
+        """The same in a line."""
+        text = f"{_STEPS.get(self.what, self.what)}{self.plan and f' of {self.plan}'}: "
+        if self.plan:
+            text += f"expected gain {percent(self.gain)}, chance to pass {self.chance:.0%}; "
+        return f"{text}took {self.seconds:.2g} s{self.result and f', {self.result}'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from finecast.calls import checks
 from finecast.data.criterion import Criterion
@@ -20,7 +20,7 @@ from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort
-from finecast.naming import Option, convert_options, member_of, path_of
+from finecast.naming import Option, convert_options, default_of, member_of, path_of
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
 from finecast.planning.plan import Plan
 from finecast.plugin import absent_plugins, executors
@@ -124,6 +124,22 @@ _WORDS: Final = {
 }
 
 
+class Preset(Enum):
+    """How much time the search may take, and which gain is worth another measurement."""
+
+    FAST = "fast"
+    BALANCED = "balanced"
+    EXACT = "exact"
+
+
+_PRESETS: Final[Mapping[Preset, Mapping[str, Any]]] = {
+    Preset.FAST: {"first_is_enough": True},
+    Preset.BALANCED: {},
+    Preset.EXACT: {"max_trials": 20},
+}
+"""The fields of ``Goal`` that each preset stands for, where they are not given themselves."""
+
+
 MIN_SPEEDUP: Final = 1.02
 """The least gain over fp32 that counts: medians scatter by less on a quiet machine.
 
@@ -170,6 +186,9 @@ class Goal:
     Attributes:
         criterion: The accuracy to keep.
         objective: What the search minimises.
+        preset: What the search may cost, where single fields do not say it: ``fast`` ends with
+            the first plan that keeps the accuracy; ``balanced`` goes on while a gain of 0.4%
+            is expected, for three evaluations; ``exact`` for twenty, whatever the gain.
         min_speedup: How many times as fast as fp32 a plan has to be; with another objective,
             how many times as good. Where fp32 exceeds a bound on size, the default asks for
             no gain.
@@ -195,6 +214,14 @@ class Goal:
         python=((str, Enum), "the name of an objective"),
         convert=partial(member_of, Objective, what="objective"),
     ).field(Objective.LATENCY)
+    preset: Preset = Option(
+        help="What the search is worth: fast takes the first plan within the limit; balanced"
+        " evaluates 3 while 0.4% of speed is expected; exact evaluates 20 for any. If none"
+        " passes, balanced evaluates 5. --max-trials and --timeout set other limits.",
+        metavar="fast|balanced|exact",
+        python=((str, Enum), "the name of a preset"),
+        convert=partial(member_of, Preset, what="preset"),
+    ).field(Preset.BALANCED)
     min_speedup: float = Option(
         help="How many times as fast as fp32 a plan has to be, or with another --objective as"
         " good.",
@@ -235,6 +262,9 @@ class Goal:
                 leaves no weight.
         """
         convert_options(self)
+        for name, value in _PRESETS[self.preset].items():
+            if getattr(self, name) == default_of(Goal, name):
+                object.__setattr__(self, name, value)
         if self.max_bits is not None and not 0 < self.max_bits < math.inf:
             raise UsageError(
                 f"{self.max_bits:g} bits hold no weight",

@@ -152,7 +152,7 @@ class CheckJudge(Judge):
         Raises:
             UserCodeError: If it fails, or returns neither True nor False.
         """
-        fix = "it gets a value's name, the low array and the fp32 array, and returns a bool"
+        fix = "it gets a value's name, its array and the fp32 array, and returns a bool"
         with guarded("the check function failed", where=self.figure, fix=fix):
             verdict: Any = self.check(name, got, wanted)
         if not isinstance(verdict, bool | np.bool_):
@@ -178,7 +178,7 @@ class BlameOptions:
     """
 
     check: Check | str | None = Option(
-        help="Your own judgement in place of a metric: gets (name, low array, fp32 array) of a"
+        help="Your own judgement in place of a metric: gets (name, array, fp32 array) of a"
         " value, returns True if it is right.",
         metavar="FILE.py:FUNCTION",
         python=((Callable, str), "a function of a name and two arrays"),

@@ -14,14 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from finecast.data.metrics import Score
 from finecast.measure.timing import now_s
-from finecast.planning.problem import Proposal
-from finecast.planning.proposing import near
+from finecast.planning.problem import Analysis, Proposal
+from finecast.planning.proposing import near, sharpened
+from finecast.progress import Step
 from finecast.solver.assignment import Floats
 from finecast.tuning.belief import Belief, Estimate
 from finecast.tuning.findings import SearchStep
@@ -53,6 +55,9 @@ class Loop:
         alike: The ratio of costs within which the more accurate of two plans is measured.
         proposers: What else may propose plans, in the order in which they are asked.
         start: A plan that is tried first; None for none.
+        sharpen: Measures the errors of single ops, and gives what is predicted by these, and
+            plans; None where they are known.
+        guesses: Plans as they might be then, of which the cost counts alone.
         more_trials: So many more are worth it, as on devices on which plans can be probed.
         evaluation_s: The seconds of an evaluation of fp32.
         pool: All proposals by the plan's digest.
@@ -66,6 +71,8 @@ class Loop:
     evaluation_s: float
     proposers: Sequence[Proposer] = ()
     start: Proposal | None = None
+    sharpen: Callable[[], tuple[Analysis, Sequence[Proposal]]] | None = None
+    guesses: Sequence[Proposal] = ()
     more_trials: int = 0
     pool: dict[str, Proposal] = field(default_factory=dict[str, Proposal])
     journal: list[SearchStep] = field(default_factory=list[SearchStep])
@@ -90,9 +97,13 @@ class Loop:
         self._take_costs()
         self._propose_near()
         while True:
-            plan = self._next() if self._may_go_on() else None
-            if plan is not None:
+            missed = any(not trial.passed for trial in trials.tried.values())
+            if missed and self._is_worth_sharpening():
+                self._sharpen()
+            elif (plan := self._next()) is not None:
                 self._measure(plan)
+            elif self._is_worth_sharpening():
+                self._sharpen()
             elif self._may_go_on() and self._asked < len(self.proposers):
                 self._asked += 1
                 self.add(self.proposers[self._asked - 1](self))
@@ -100,6 +111,26 @@ class Loop:
                 best = self.best
                 if best is None or trials.confirms(best, models.evaluate):
                     return best
+
+    def _is_worth_sharpening(self) -> bool:
+        """Whether a plan may be faster than the best one by more than a trial is worth."""
+        if self.sharpen is None or not self._may_go_on():
+            return False
+        fastest = self.belief.of([*self.pool.values(), *self.guesses]).cost.min()
+        return self._log_limit - float(fastest) >= self._worth
+
+    def _sharpen(self) -> None:
+        """Measure the errors of single ops, and propose plans by them."""
+        assert self.sharpen is not None
+        start, before = now_s(), self.belief.analysis
+        (analysis, proposals), self.sharpen = self.sharpen(), None
+        sharper = partial(sharpened, self.belief.planner, before, analysis)
+        self.models.sharpen(analysis)
+        self.belief = self.belief.sharpened(analysis, sharper)
+        self.pool = {digest: sharper(one) for digest, one in self.pool.items()}
+        self.add(proposals)
+        self._propose_near()
+        self._note(SearchStep(what="errors of ops", seconds=now_s() - start))
 
     @property
     def best(self) -> Candidate | None:
@@ -139,6 +170,8 @@ class Loop:
 
     def _next(self) -> Proposal | None:
         """The plan to measure next; None if none is worth it."""
+        if not self._may_go_on():
+            return None
         tried, dropped = self.models.trials.tried, self.models.dropped
         plans = [p for d, p in self.pool.items() if d not in tried and d not in dropped]
         if not plans:
@@ -155,7 +188,7 @@ class Loop:
         if gains.max() >= self._worth:
             best = int((gains / self._seconds(plans, estimate)).argmax())
             best = best if gains[best] >= self._worth else int(gains.argmax())
-        elif self._hopes and hopes.max() >= self._worth:
+        elif self.sharpen is None and self._hopes and hopes.max() >= self._worth:
             best = int(np.where(hopes >= self._worth, estimate.passes, -1.0).argmax())
         elif tried or self.models.candidates:
             return None
@@ -214,7 +247,7 @@ class Loop:
         else:
             what, result = "race", self.race([plan])
         gain, chance = self._expected
-        self.journal.append(
+        self._note(
             SearchStep(
                 what=what,
                 plan=plan.name,
@@ -224,6 +257,11 @@ class Loop:
                 result=result,
             )
         )
+
+    def _note(self, step: SearchStep) -> None:
+        """Keep a step in the journal, and report it."""
+        self.journal.append(step)
+        self.models.progress(Step(step.text), len(self.journal), len(self.journal))
 
     def race(self, plans: Sequence[Proposal]) -> str:
         """Race plans beside fp32; gives what that told."""
@@ -278,6 +316,8 @@ class Loop:
 
     def _propose_near(self) -> None:
         """Propose the fastest plans that are expected to pass with several chances."""
+        if self.sharpen is not None:
+            return
         errors = self.belief.allowed(_CHANCES)
         shares = [math.sqrt(error / errors[-1]) for error in errors]
         planner, analysis = self.belief.planner, self.belief.analysis

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from finecast.errors import EngineError
@@ -13,6 +14,7 @@ from finecast.native.subject import Built, Subject
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Proposal
+from finecast.planning.proposing import sharpened
 from finecast.processes.memory import loaded_bytes, most_loaded_bytes, packed
 from finecast.progress import Progress
 from finecast.tuning import measuring
@@ -104,6 +106,24 @@ class PlanModels:
         self.candidates = [c for c in self.candidates if c.plan.digest not in unique]
         self.candidates += candidates
         return candidates
+
+    def sharpen(self, analysis: Analysis) -> None:
+        """Take the errors of single ops: plans get their errors and reasons by these."""
+        before, self.analysis = self.analysis, analysis
+        assert before is not None
+        sharper = partial(sharpened, self.planner, before, analysis)
+        proposals = {c.plan.digest: sharper(c.proposal) for c in self.candidates}
+        self.candidates = [
+            replace(
+                c, plan=proposals[c.plan.digest].plan, error=proposals[c.plan.digest].error
+            )
+            for c in self.candidates
+        ]
+        for digest, proposal in proposals.items():
+            if digest in self.trials.errors:
+                self.trials.errors[digest] = proposal.error
+            if digest in self.built:
+                self.built[digest].plan = proposal.plan
 
     def build(self, plan: Plan) -> Built:
         """The model of a plan, built once."""

@@ -98,7 +98,7 @@ def over_hint(
     plans = coded_over_hints(subject, fastest.plan, hints.values())
     corrections.restated(fastest.plan, plans)
     planner, analysis = loop.belief.planner, loop.belief.analysis
-    name = f"{fastest.name}, over the hint"
+    name = f"{fastest.name}, with the engine's hint for the rest"
     return [stated_by_hint(planner, analysis, name, plan) for plan in plans]
 
 

@@ -22,6 +22,7 @@ from finecast.naming import number_of, percent
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.gains import Gain
 from finecast.native.opening import engine_of
+from finecast.native.other_engines import InOtherEngine
 from finecast.native.subject import Built
 from finecast.planning.contributions import Contributions
 from finecast.planning.kept_products import KeptProducts
@@ -34,7 +35,7 @@ from finecast.reports.plan_report import PlanReport
 from finecast.tuning.findings import Findings, Found
 from finecast.tuning.goal import Objective
 from finecast.tuning.hint import Anchor
-from finecast.tuning.summary import TF32_TIMES, comparison, notes
+from finecast.tuning.summary import TF32_TIMES, better_as_ir, comparison, notes, timed_in
 
 _NOT_RUN: Final = Verified(engine=None)
 
@@ -152,6 +153,7 @@ class Result(Report):
         anchors: Models that the engine lowers by itself, without tuning.
         findings: What the search considered: frontier, sensitivities and candidates.
         engine: What it was measured in, as ``NAME:DEVICE``; empty if not tuned.
+        other_engines: How the file that was written does in other engines that are here.
         source: The path of the model given; a name where it is an object.
         plan_out: The file that the plan was written to.
         files: What else was written: the study, pictures and reports.
@@ -207,6 +209,7 @@ class Result(Report):
     anchors: tuple[Anchor, ...] = ()
     findings: Findings = field(default_factory=Findings)
     engine: str = ""
+    other_engines: tuple[InOtherEngine, ...] = ()
     source: Path = Path("model")
     plan_out: Path | None = None
     files: tuple[Path, ...] = ()
@@ -240,8 +243,10 @@ class Result(Report):
         """The verdict, both models side by side, and what the result is made of."""
         warnings = [f"warning: {text}" for text in in_shell(self.warnings)]
         if self.verdict is not Verdict.CONVERTED:
-            lines = [f"{self.verdict.value}: {self.why}"]
-            lines.append(f"{self.reference}: {self.baseline.text(self.metric)}")
+            lines = [f"{self.verdict.value}: {'; '.join((*better_as_ir(self), self.why))}"]
+            timed = timed_in(self)
+            timed = f", {timed}" if timed else ""
+            lines.append(f"{self.reference}: {self.baseline.text(self.metric)}{timed}")
             if self.improved:
                 words = self.objective.words
                 faster = f"{self.gain:.2f} times {words.as_good} as {self.reference}"
@@ -459,6 +464,8 @@ class Result(Report):
             "conditions": dict(self.conditions),
             "target": self.target or None,
             "times": self._times,
+            "engine": self.engine or None,
+            "other_engines": [one.to_dict() for one in self.other_engines],
             "baseline": _measured(self.baseline, self.objective),
             "tuned": _measured(self.tuned, self.objective),
             "speedup": self.speedup,
@@ -530,11 +537,14 @@ class Result(Report):
         ``measured`` has nulls where the plan was never run, as most steps of a frontier are
         not. ``gain`` is how many times as good as fp32 it was in the first races, by the
         objective; ``last_race`` has the same of the last race, None if it was not in it;
-        ``changes`` are the formats of the nodes that have another one in the result.
+        ``changes`` are the formats of the nodes that have another one in the result. The
+        result's own plan has the error that the result has, which is of more samples.
         """
         own, findings = labels(self.plan), self.findings
         formats = labels(one.plan)
         last = findings.last_race.get(one.plan.digest)
+        chosen = self.improved and one.plan.digest == self.plan.digest
+        error = self.measured_error if chosen else one.error
         changed = (
             n for n in {**formats, **own} if formats.get(n, "fp32") != own.get(n, "fp32")
         )
@@ -545,7 +555,7 @@ class Result(Report):
                 **_cost(one.predicted_cost, findings),
                 "relative_error": one.predicted_error,
             },
-            "measured": {**_cost(one.cost, findings), "relative_error": one.error},
+            "measured": {**_cost(one.cost, findings), "relative_error": error},
             "latency_ms": None if one.latency_s is None else one.latency_s * 1e3,
             "gain": findings.gain(one),
             "last_race": None

@@ -175,12 +175,12 @@ def none_passes(
         by_half: Whether plans are judged on the samples that choose alone.
     """
     if not tried:
-        return f"no plan was tried (target {target:.6g})"
+        return f"no plan was tried (your limit is {target:.6g})"
     plans = "the one plan" if tried == 1 else f"none of the {tried} plans"
-    misses = "misses" if tried == 1 else "keeps"
+    missed = "is not" if tried == 1 else "is"
     note = f" ({reused} remembered by the study)" if reused else ""
     where = ", on the samples that choose" if by_half else ""
-    why = f"{plans} tried{note} {misses} the accuracy asked for (target {target:.6g}{where})"
+    why = f"{plans} tried{note} {missed} within your limit ({target:.6g}{where})"
     rest = proposed - tried
     if rest > 0:
         why += f"; {rest} more were not tried: "

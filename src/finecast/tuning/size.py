@@ -7,15 +7,17 @@ guide the search: those of float constants in the types and encodings that a pla
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 from finecast.graph import Graph
 from finecast.native.subject import Built
+from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.pricing import limited, weights_of
 from finecast.planning.problem import Analysis, Proposal
-from finecast.planning.proposing import smallest_plan, weight_bytes
+from finecast.planning.proposing import propose, smallest_plan, weight_bytes
 from finecast.tuning.goal import Goal, megabytes
 
 # What a cast, and the nodes that decode a constant, take at most in a file, with long names.
@@ -76,6 +78,22 @@ class SizeBound:
         """``analysis`` of plans that are predicted to keep the bounds."""
         counts_nodes = self.goal.max_size is not None
         return limited(planner, analysis, self.most_bytes, nodes=counts_nodes)
+
+    def fitted(
+        self,
+        planner: Planner,
+        analysis: Analysis,
+        build: Callable[[Plan], Built],
+        max_steps: int,
+    ) -> Analysis:
+        """``limited``, by what models of the frontier take beside their weights, too."""
+        while True:
+            bounded = self.limited(planner, analysis)
+            plans = [p.plan for p in propose(planner, bounded, max_steps=max_steps)]
+            models = [build(plan) for plan in plans if plan.lowers]
+            learned = {self.learn(planner, bounded, built) for built in models}
+            if True not in learned:
+                return bounded
 
     def keeps(self, built: Built) -> bool:
         """Whether a model, as it is stored, keeps the bounds."""

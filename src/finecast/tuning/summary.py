@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from finecast.data.metrics import ExpectedLoss
 from finecast.devices.targets import load_target
+from finecast.engines import title_of
 from finecast.engines.exact import RELATIVE_ERROR
 from finecast.measure.environment import cpu_label, environment
 from finecast.naming import enumerated, number_of, percent
@@ -84,9 +85,14 @@ def comparison(result: Result) -> TextTable:
     rows += [
         row(_named(a, result), a, fp32.size_bytes, fp32.cost / a.cost) for a in result.anchors
     ]
-    return TextTable(left=("",), right=(*heads, *gained), rows=rows, notes=notes(result))
+    right = (*heads, *gained)
+    return TextTable(
+        title=timed_in(result), left=("",), right=right, rows=rows, notes=notes(result)
+    )
 
 
+_MUCH: Final = 1.03
+"""From this gain on another form of the output is named first."""
 _HARDLY: Final = 0.0001
 """A loss that is not told as a number."""
 
@@ -130,6 +136,18 @@ def _as_plan(anchor: Anchor, result: Result) -> str:
     return f"-o {asked.stem}.xml makes it a plan"
 
 
+def better_as_ir(result: Result) -> list[str]:
+    """What comes first: that the output in OpenVINO's own form would be much faster."""
+    than = "this .onnx" if result.improved else "fp32"
+    forms = [
+        f"-o {result.asked.stem}.xml would be {result.tuned.cost / a.cost:.2f} times as fast"
+        f" as {than}, by {a.name}"
+        for a in result.anchors
+        if result.asked and _as_plan(a, result) and result.tuned.cost / a.cost > _MUCH
+    ]
+    return forms[:1]
+
+
 def notes(result: Result) -> list[str]:
     """What a person asks next, a line each; code and commands are ``Verbatim``."""
     lines, record = [_made_of(result), *result.plan.declared], result.to_dict()
@@ -158,6 +176,7 @@ def notes(result: Result) -> list[str]:
     products = result.kept_products
     lines += [products.text] if products else []
     lines += _ran(result)
+    lines += [one.text for one in result.other_engines]
     faster = next_faster(record, result.plan.digest)
     lines += [faster] if faster else []
     if result.reused_sensitivities:
@@ -185,20 +204,19 @@ def _made_of(result: Result) -> str:
     reused = f", {trials} of the study reused" if result.reused else ""
     machine = environment()
     return (
-        f"ops: {ops or 'none in fp32'}, and {number_of(result.casts, 'cast')};"
-        f" {_timed(result)}"
-        f" {number_of(machine.cores, 'core')} of {cpu_label(machine)}; search:"
-        f" {result.seconds:.1f}"
+        f"ops: {ops or 'none in fp32'}, and {number_of(result.casts, 'cast')}; search on"
+        f" {number_of(machine.cores, 'core')} of {cpu_label(machine)}: {result.seconds:.1f}"
         f" s, {number_of(result.evaluations, 'evaluation')} on all data{reused},"
         f" {number_of(result.probes, 'probe')}"
     )
 
 
-def _timed(result: Result) -> str:
-    """In which engine times were measured, before the machine."""
+def timed_in(result: Result) -> str:
+    """In which engine times were measured, on how many threads; empty where none was."""
     if result.target or not result.engine:
-        return "made on"
-    return f"timed in {result.engine} on"
+        return ""
+    threads = number_of(environment().cores, "thread")
+    return f"timed in {title_of(result.engine)}, {threads}"
 
 
 def _parts(errors: Mapping[str, float]) -> list[str]:

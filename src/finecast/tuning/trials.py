@@ -12,7 +12,7 @@ import numpy as np
 
 from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
-from finecast.data.metrics import ExpectedLoss, Score, at_scale, expected_loss
+from finecast.data.metrics import ExpectedLoss, Score, expected_loss, losses_at
 from finecast.data.workload import Workload, nonfinite_data
 from finecast.errors import ModelError, UsageError
 from finecast.measure.study import Study, Trial, TrialKey
@@ -164,15 +164,17 @@ class Trials:
         share = (best - linear(self._criterion.target(baseline))) / lost
         return (kept + min(max(share, 0.0), 1.0) * (missed - kept)) ** 2
 
-    def share_lost(self, plan: Plan, measure: Measure) -> float:
-        """The share of what may be lost by which a plan's metric is off; infinite if unknown.
+    def share_lost(self, plan: Plan) -> float:
+        """The share of what may be lost by which a plan's metric is off.
 
-        A metric that is better than fp32's is off, too: it shows what chance may do.
+        Infinite where it was not tried. A metric that is better than fp32's is off, too: it
+        shows what chance may do.
         """
-        metric = self._guiding(self._measured(plan, measure))
+        if plan.digest not in self.tried:
+            return math.inf
+        metric = self._guiding(self.metric(plan))
         baseline = self._guiding(self.baseline)
-        target = self._criterion.target(baseline)
-        lost, allowed = abs(metric - baseline), abs(target - baseline)
+        lost, allowed = abs(metric - baseline), self._criterion.allowed_loss(baseline)
         return lost / allowed if math.isfinite(lost) and allowed > 0 else math.inf
 
     @property
@@ -194,12 +196,12 @@ class Trials:
             within = 1.001 / _MOST_LOST < scale < _MOST_LOST / 1.001
             return -math.log(scale), _LEAST_OFF if within else _CENSORED
         guiding, baseline = self._guiding(metric), self._guiding(self.baseline)
-        target = self._criterion.target(baseline)
         if baseline == math.inf:
-            share = _relative(guiding) / _relative(target)
+            share = _relative(guiding) / _relative(self._criterion.target(baseline))
         else:
             sign = 1.0 if self._criterion.higher_is_better else -1.0
-            share = sign * (baseline - guiding) / (abs(baseline - target) or _TINY)
+            allowed = self._criterion.allowed_loss(baseline)
+            share = sign * (baseline - guiding) / (allowed or _TINY)
         if not share < _MUCH_LOST:  # NaN among them
             return math.log(_MUCH_LOST), _CENSORED
         if share <= _LEAST_LOST:
@@ -211,18 +213,16 @@ class Trials:
 
         None where margins are not known.
         """
-        if self.certifier is not None or at_scale(self.baseline, metric, 1.0) is None:
+        lost = None if self.certifier else losses_at(self.baseline, metric)
+        if lost is None:
             return None
         scales = np.geomspace(_MOST_LOST, 1 / _MOST_LOST, _SCALES).tolist()
-        moved = ((s, at_scale(self.baseline, metric, s)) for s in scales)
-        lost = ((s, self.elsewhere(score)) for s, score in moved if score is not None)
-        kept = (s for s, one in lost if one is not None and one.loss <= self._allowed)
-        return next(kept, scales[-1])
+        return next((s for s in scales if lost(s) <= self._allowed), scales[-1])
 
     def decisions(self) -> DecisionChances | None:
         """The decisions on the data at hand; None where margins are not known."""
         baseline = self.baseline
-        if self.certifier is not None or at_scale(baseline, baseline, 1.0) is None:
+        if self.certifier is not None or losses_at(baseline, baseline) is None:
             return None
         assert isinstance(baseline, Score)
         exact = next(iter(baseline.margins.values()))
@@ -252,7 +252,7 @@ class Trials:
     @property
     def _allowed(self) -> float:
         """What may be lost of the metric."""
-        return abs(self.baseline - self.target)
+        return self._criterion.allowed_loss(self.baseline)
 
     def certify(self) -> str:
         """Certify the plans that passed; no other one passes from now on.
@@ -298,10 +298,9 @@ class Trials:
     def _spent(self) -> str:
         """Why no further plan may be evaluated; empty if one may.
 
-        The evaluation of fp32 does not count, nor does that of an engine's hint where no plan
-        was tried yet: the first plan is tried in any case.
+        The evaluation of fp32 does not count.
         """
-        return self.budget.spent(self.evaluations - 1 if self.tried else 0)
+        return self.budget.spent(self.evaluations - 1)
 
     def passes(self, candidate: Candidate, measure: Measure) -> bool:
         """Whether a candidate passes, by its evaluation or by its earlier trial.

@@ -80,9 +80,6 @@ _RACES_S: Final = 5.0
 _CALLS: Final = 100
 _WITHIN: Final = 1.6
 _LONG_S: Final = 30.0
-# Where a format has more ops than this, what all of them lose together is measured: the error
-# of each may then not matter.
-_MANY: Final = 160
 # Ops that keep fp32 as the engine computes them wrongly, one after the other.
 _MOST_WRONG: Final = 4
 
@@ -126,7 +123,9 @@ def tune(
     if policy.io_state:
         policy = replace(policy, state=workload.state)
     elif workload.state and not policy.retypes_ports:
-        untried = ("state that is carried keeps its type: --io state has it decided, too",)
+        untried = (
+            "state that passes from call to call keeps its type: --io state decides it, too",
+        )
     if policy.open_formats:
         untried += tuple(filter(None, (subject.untried,)))
         formats = policy.formats if policy.by_hint else subject.formats  # a hint has one
@@ -261,6 +260,8 @@ class _Tuning:
         hints: Models that stand beside the result, by name: what the engine lowers by itself.
         hinted: Digests of the plans of what it lowers.
         frontier: The first steps of the frontier, those too slow to be raced among them.
+        is_prior: Whether the errors of single ops are not measured yet.
+        guesses: Steps of the frontier as it would be if all ops of a format erred alike.
         journal: What was measured, and why.
     """
 
@@ -276,6 +277,8 @@ class _Tuning:
     hints: dict[str, Built] = field(default_factory=dict[str, Built])
     hinted: set[str] = field(default_factory=set[str])
     frontier: list[Proposal] = field(default_factory=list[Proposal])
+    is_prior: bool = False
+    guesses: Sequence[Proposal] = ()
     journal: list[SearchStep] = field(default_factory=list[SearchStep])
 
     def run(self) -> Result:
@@ -287,7 +290,7 @@ class _Tuning:
             return self._unchanged(f"no plan can be judged: {error.what}")
         why = self._too_large()
         if not (why or proposals):
-            why = "no plan lowers an op that computes: there is nothing to gain"
+            why = "no op that computes can have reduced precision: there is nothing to gain"
         if why:
             return self._unchanged(why)
         models = self.models
@@ -350,8 +353,21 @@ class _Tuning:
 
     def _improved(self, best: Candidate, measurements: Measurements) -> Result:
         self.models.keep(best)
+        if self.is_prior:
+            best = self._outlined(best)
         built, gains = self.models.build(best.plan), self.corrections.gained(best.plan)
         return self._conclusion.improved(best, built, measurements, gains)
+
+    def _outlined(self, best: Candidate) -> Candidate:
+        """The result, with the ops that cost it most; no plan was chosen by these errors."""
+        of_time, formats = self.measuring.objective.of_time, best.plan.low_formats
+        try:
+            outline = self.examined.outline(formats, of_time=of_time)
+        except EngineError as error:
+            self.subject.tell(f"the errors of single ops are not known: {error.what}")
+            return best
+        self.models.sharpen(self.measuring.priced(self.examined.planner, outline))
+        return next(c for c in self.models.candidates if c.plan.digest == best.plan.digest)
 
     def _loop(self, proposals: Sequence[Proposal]) -> Loop:
         """The search among the first plans, and those that other proposers add."""
@@ -389,6 +405,8 @@ class _Tuning:
             evaluation_s=self.progress.seconds().get("baseline", 0.0),
             proposers=proposers,
             start=self.started if self.started and self.started.plan.lowers else None,
+            sharpen=self._sharpened if self.is_prior else None,
+            guesses=self.guesses,
             more_trials=SEARCHES if subject.target else 0,
             journal=self.journal,
         )
@@ -519,7 +537,7 @@ class _Tuning:
                 return self._accepted_proposals()
             except WrongNumbersError as error:
                 self._leave_out(error.unfit)
-        raise EngineError("the engine computes ever more low ops wrongly")
+        raise EngineError("the engine computes ever more ops in reduced precision wrongly")
 
     def _judge_by(self, policy: Policy) -> None:
         """Let the rules judge the ops anew, by another policy."""
@@ -568,20 +586,26 @@ class _Tuning:
         raise refused
 
     def _proposals(self) -> list[Proposal]:
+        """The first plans: those of a start and of hints, and the lowest ones.
+
+        Where the errors of single ops are known, or evaluations are counted, those of the
+        frontier, too; elsewhere they are measured once these plans leave something to gain.
+        """
         planner = self.models.planner = self.examined.planner
-        of_time = self.measuring.objective.of_time
-        lost = self._lost() if self.examined.measures_lowest else {}
-        analysed = self.examined.analysis(of_time=of_time, lost=lost)
-        analysis = self.models.analysis = self.measuring.priced(planner, analysed)
-        self.progress("plans", 0, 1)
-        proposals = self._frontier(planner, analysis)
-        assert self.models.analysis is not None
-        analysis = self.models.analysis
-        self.frontier = proposals
-        gaining = worth_timing(proposals, self._goal.min_speedup)
+        of_time, prior = self.measuring.objective.of_time, None
+        if self._goal.max_trials is None and self.models.trials.certifier is None:
+            prior = self.examined.prior(of_time=of_time)
+        self.is_prior = prior is not None
+        analysed = prior or self.examined.analysis(of_time=of_time)
+        analysis = self.models.analysis = self._priced(analysed)
+        steps = self._steps(analysis)
+        gaining = worth_timing(steps, self._goal.min_speedup)
+        if self.is_prior:  # a step in between would be one by guessed errors
+            self.guesses = gaining
+            gaining = [replace(one, name="the fastest predicted") for one in gaining[-1:]]
         self.hints, hinted = hinted_proposals(self.subject, planner, analysis)
         self.hinted = {p.plan.digest for p in hinted}
-        slowest = max((p.time_s for p in proposals), default=0.0)
+        slowest = max((p.time_s for p in steps), default=0.0)
         self.models.caches = kv_caches(self.measuring, planner, slowest)
         first_proposals = (
             *self._started(analysis),
@@ -589,45 +613,33 @@ class _Tuning:
             *gaining,
             *lowest(planner, analysis),
         )
-        exact = [p for p in proposals if not p.plan.lowers]
+        exact = [p for p in steps if not p.plan.lowers]
         first_proposals += (*with_kv_caches(exact, self.models.caches),)
         return [p for p in first_proposals if p.plan.lowers]
 
-    def _frontier(self, planner: Planner, analysis: Analysis) -> list[Proposal]:
-        """The frontier of plans that keep the bound on size, if there is one.
+    def _priced(self, analysed: Analysis) -> Analysis:
+        """What is known, priced by the objective, of plans that keep the bound on size."""
+        planner, models = self.examined.planner, self.models
+        priced = self.measuring.priced(planner, analysed)
+        if models.bound is None:
+            return priced
+        return models.bound.fitted(planner, priced, models.build, self.subject.max_steps)
 
-        What models take beside their weights is known once the first of them are made.
-        """
-        bound, most = self.models.bound, self.subject.max_steps
-        if bound is None:
-            return propose(planner, analysis, max_steps=most)
-        while True:
-            self.models.analysis = bound.limited(planner, analysis)
-            proposals = propose(planner, self.models.analysis, max_steps=most)
-            models = [self.models.build(p.plan) for p in proposals if p.plan.lowers]
-            learned = {bound.learn(planner, self.models.analysis, model) for model in models}
-            if True not in learned:
-                return proposals
-
-    def _lost(self) -> dict[Format, float]:
-        """The share of what may be lost that is lost by all ops in a format without scales.
-
-        An evaluation of such a plan costs less than to round each of many ops alone, but for
-        a user who counts evaluations: the plans' own come first.
-        """
-        lost_shares: dict[Format, float] = {}
+    def _sharpened(self) -> tuple[Analysis, Sequence[Proposal]]:
+        """The analysis by measured errors of single ops, and plans of its frontier."""
         planner, trials = self.examined.planner, self.models.trials
-        if self._goal.max_trials is not None:
-            return lost_shares
-        for fmt in (f for f in planner.policy.formats if not f.has_scales):
-            plan = planner.lowest(fmt)
-            many = sum(f is fmt for f in plan.formats.values()) > _MANY
-            if not many or not trials.may_go_on():
-                continue
-            self.progress("evaluation", 0, 1)
-            with suppress(EngineError):  # a lost trial among them
-                lost_shares[fmt] = trials.share_lost(plan, self.models.evaluate)
-        return lost_shares
+        lost = {fmt: trials.share_lost(planner.lowest(fmt)) for fmt in planner.policy.formats}
+        of_time = self.measuring.objective.of_time
+        analysed = self.examined.analysis(of_time=of_time, lost=lost)
+        analysis, self.is_prior = self._priced(analysed), False
+        return analysis, worth_timing(self._steps(analysis), self._goal.min_speedup)
+
+    def _steps(self, analysis: Analysis) -> list[Proposal]:
+        """Steps of the frontier."""
+        self.progress("plans", 0, 1)
+        steps = propose(self.examined.planner, analysis, max_steps=self.subject.max_steps)
+        self.frontier = [] if self.is_prior else steps
+        return steps
 
     def _started(self, analysis: Analysis) -> list[Proposal]:
         """The plan to start from, whose error is then expected to pass."""

@@ -26,7 +26,7 @@ from finecast.data.criterion import Criterion
 from finecast.data.datasets import Part
 from finecast.data.functions import FunctionElsewhere
 from finecast.data.metrics import Scoring
-from finecast.data.sources import DataOptions, is_npz
+from finecast.data.sources import DataOptions, names_function
 from finecast.data.workload import Workload
 from finecast.engines.base import Feeds
 from finecast.errors import (
@@ -310,7 +310,7 @@ class WorkerExecutor(Executor):
         """
         options = self._opening.data
         calib, evaluate = options.calib, options.evaluate
-        if isinstance(calib, str) and not is_npz(calib):
+        if isinstance(calib, str) and names_function(calib):
             feeds = partial(self._feeds, calib)
             options = replace(options, calib=self._elsewhere(calib, feeds))
         if isinstance(evaluate, str):

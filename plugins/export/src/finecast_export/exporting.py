@@ -195,7 +195,9 @@ def export(
             f"{tool} can state nothing of the plan", where=why, fix="name another tool"
         )
     if not known.lowers:
-        raise UsageError("the plan lowers no op", fix="export a plan of tune or convert")
+        raise UsageError(
+            "the plan has no op in reduced precision", fix="export a plan of tune or convert"
+        )
     if output is not None:
         path = Path(output)
         check_writable(path, force=force)

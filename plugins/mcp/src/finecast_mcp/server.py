@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from mcp.server import Server
 
 _RUNS_CODE: Final = frozenset({"trust", "check", "eval", "rules"})
-"""Options that run code which a file brings; ``--calib`` does with a function."""
-_FUNCTIONS: Final = frozenset({"check", "eval", "calib"})
-"""Options that name a function in a file; all others that name files have paths as values."""
+"""Options that run code which a file brings."""
+_DATA: Final = frozenset({"data", "calib"})
+"""Options that do so where they name a function."""
+_NAMES_FILES: Final = frozenset({"check", "eval", *_DATA})
+"""Options whose files may have a function behind them; others have paths as values."""
 _NO_OPTIONS: Final = frozenset({"json", "help"})
 _ENDING_S: Final = 10.0
 """Seconds that a cancelled verb has to clean up in."""
@@ -172,18 +174,18 @@ class Tools:
             raise UsageError(
                 f"{value!r} is no text, number or truth value", where=name, fix="give one"
             )
-        from finecast.data import file_of, is_npz
+        from finecast.data import file_of, names_function
 
         text = str(value)
-        runs_code = name in _RUNS_CODE or (name == "calib" and not is_npz(text))
+        runs_code = name in _RUNS_CODE or (name in _DATA and names_function(text))
         if runs_code and value is not False and not self.trust:
             raise UsageError(
                 "this runs code of a file, which the server was not started to trust",
                 where=name,
                 fix="start it with finecast mcp --trust",
             )
-        if name in _FUNCTIONS or "Path" in str(parameter.type_descriptor.annotation):
-            path = file_of(text) if name in _FUNCTIONS else Path(text)
+        if name in _NAMES_FILES or "Path" in str(parameter.type_descriptor.annotation):
+            path = file_of(text) if name in _NAMES_FILES else Path(text)
             if not (self.folder / path).resolve().is_relative_to(self.folder):
                 raise UsageError(
                     f"{str(path)!r} leads out of the server's folder",

@@ -16,6 +16,7 @@ PLUGIN: Final = Plugin(
     engines=(
         EngineEntry(
             name="tensorflow",
+            title="TensorFlow",
             module="finecast_tensorflow.engine",
             factory="TensorFlowEngine",
             requires="tensorflow",

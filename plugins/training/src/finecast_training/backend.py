@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from typing import Any, Final, Protocol, TypedDict, Unpack
+from typing import Any, Final, Protocol, TypeAlias, TypedDict, Unpack
 
 import torch
 from torch import nn
@@ -27,13 +27,19 @@ from finecast.calls import checks
 from finecast.engines import drop_slow_formats, speed_of
 from finecast.engines.torch import CompiledCost, TorchEngine
 from finecast.errors import UsageError
-from finecast.frontends.torch import CASTS, TorchPrepared, mark_regions
+from finecast.frontends.torch import (
+    CASTS,
+    FxBinding,
+    TorchPrepared,
+    hinted_shapes,
+    mark_regions,
+)
 from finecast.graph import Graph
 from finecast.naming import kind_of, listed, look_up, suggestion
 from finecast.native import Judging, Times, check_stated
 from finecast.native.torch import planner_of, slow_formats
 from finecast.ops import graph_flops, recurrent_flops
-from finecast.planning import frontier_of, proposal
+from finecast.planning import Planner, frontier_of, proposal
 from finecast.rules import (
     DEFAULT_POLICY,
     FINECAST,
@@ -150,14 +156,28 @@ def compile(  # noqa: A001 - named after torch.compile
         user_rules=user_rules,
         rule_set=rule_set,
     )
+    return compiled(function, backend, **options)
+
+
+def compiled(
+    function: Callable[..., Any], backend: Backend, **options: Unpack[CompileKeywords]
+) -> Compiled:
+    """``function``, compiled by a backend of its own."""
     backend.coverage = coverage = Coverage(function)
+    result: Any = watched(compiled_apart(function, backend, **options), coverage)
+    result.finecast_coverage = coverage
+    result.finecast_plans = backend.plans
+    result.finecast_backend = backend
+    return result
+
+
+def compiled_apart(
+    function: Callable[..., Any], backend: Any, **options: Unpack[CompileKeywords]
+) -> Callable[..., Any]:
+    """``torch.compile``, whose graphs do not count as others' of the same code."""
     how: dict[str, Any] = {"isolate_recompiles": True} if _ISOLATES else {}
     how |= options
-    compiled: Any = watched(torch.compile(function, backend=backend, **how), coverage)
-    compiled.finecast_coverage = coverage
-    compiled.finecast_plans = backend.plans
-    compiled.finecast_backend = backend
-    return compiled
+    return torch.compile(function, backend=backend, **how)
 
 
 @checks
@@ -166,6 +186,9 @@ class Backend:
 
     It keeps the plans of all graphs that it compiled, and low copies of their parameters.
     ``overrides`` hold for all compilations; by default those of the blocks around the call.
+    A ``chooser`` chooses among the plans that the rules permit, in place of the policy.
+    Without ``kernels`` graphs run op by op, with the plan's casts: nothing is built, and all
+    else is the same.
     """
 
     def __init__(
@@ -177,6 +200,8 @@ class Backend:
         user_rules: Mapping[str, UserRule] | None = None,
         rule_set: str = "finecast",
         overrides: Overrides | None = None,
+        chooser: Chooser | None = None,
+        kernels: bool = True,
     ) -> None:
         self.policy = Policy.of(policy)
         check_stated(self.policy, TorchEngine(device="CPU"), _NO_OPS)
@@ -199,9 +224,13 @@ class Backend:
         self.followed: dict[str, Policy] = {}
         self.told: set[str] = set()
         self.coverage: Coverage | None = None
+        self.chooser = chooser
+        self.kernels = kernels
+        self.inputs: Sequence[Any] = ()
 
     def __call__(self, module: GraphModule, example_inputs: Sequence[Any]) -> Any:
         """Compile one graph that Dynamo captured."""
+        self.inputs = example_inputs
         if self.coverage is not None:
             self.coverage.add(module, example_inputs)
         mark_regions(module)
@@ -215,9 +244,9 @@ class Backend:
         self._say_unmatched()
         return compiled
 
-    def plan(self, graph: Graph, shapes: Mapping[int, tuple[int, ...]], device: str) -> Plan:
+    def plan(self, graph: Graph, binding: FxBinding, device: str) -> Plan:
         """The plan of one graph; among permitted formats costs alone decide, not errors."""
-        engine = TorchEngine(device=device.upper())
+        engine, shapes = TorchEngine(device=device.upper()), hinted_shapes(binding)
         if device not in self.followed:  # once per device, for many graphs
             gains = partial(speed_of, engine)
             self.followed[device], told = drop_slow_formats(
@@ -234,16 +263,20 @@ class Backend:
         if self.rule_set == FINECAST:
             how = replace(how, judges=TRAINING_RULES)
         planner = planner_of(prepared, policy, engine, self.rule_set, how)
-        if self.policy.scope is not Scope.AUTO or self.rule_set in GUESTS:
-            plan = planner.lowest()
-        else:
-            planner = as_autocast(planner)
-            cost = CompiledCost.of(graph, policy.formats, device, shapes)
-            analysis = Times.modelled(planner, cost, ()).analysis(prepared, planner)
-            plan = proposal(planner, analysis, frontier_of(planner, analysis)[-1]).plan
+        joint = JointGraph(
+            planner=planner, prepared=prepared, binding=binding, inputs=self.inputs,
+            device=device,
+        )  # fmt: skip
+        plan = self._planned(joint) if self.chooser is None else self.chooser(joint)
         self._tell(slow_formats(plan, engine))
         self.plans.append(plan)
         return plan
+
+    def _planned(self, joint: JointGraph) -> Plan:
+        """The plan by the policy."""
+        if self.policy.scope is not Scope.AUTO or self.rule_set in GUESTS:
+            return joint.planner.lowest()
+        return joint.fastest(as_autocast(joint.planner))
 
     def _tell(self, notes: Iterable[str]) -> None:
         """Warn of each note once, however many graphs it holds for."""
@@ -278,9 +311,47 @@ class Backend:
     @property
     def key(self) -> str | None:
         """Backends of equal keys compile alike; None with functions of users or guests."""
-        if self.user_rules or self.overrides_held() or self.rule_set in GUESTS:
+        if self.user_rules or self.overrides_held() or self.rule_set in GUESTS or self.chooser:
             return None
         return repr(self.policy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointGraph:
+    """Forward and backward pass in one graph, as it is planned: before any cast is inserted.
+
+    Attributes:
+        planner: The graph, and what the rules permit its ops.
+        prepared: The graph as the analysis takes it.
+        binding: The FX graph that it was read from.
+        inputs: What the captured function was called with.
+        device: The device that it runs on.
+    """
+
+    planner: Planner
+    prepared: TorchPrepared
+    binding: FxBinding
+    inputs: Sequence[Any]
+    device: str
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
+        return self.planner.graph
+
+    def times(self, planner: Planner) -> Times:
+        """The times that plans are chosen by, from rates of the device."""
+        shapes, formats = hinted_shapes(self.binding), planner.policy.formats
+        cost = CompiledCost.of(self.graph, formats, self.device, shapes)
+        return Times.modelled(planner, cost, ())
+
+    def fastest(self, planner: Planner) -> Plan:
+        """The fastest plan by these times that ``planner`` permits."""
+        analysis = self.times(planner).analysis(self.prepared, planner)
+        return proposal(planner, analysis, frontier_of(planner, analysis)[-1]).plan
+
+
+Chooser: TypeAlias = Callable[[JointGraph], Plan]
 
 
 def finecast(module: GraphModule, example_inputs: Sequence[Any]) -> Any:

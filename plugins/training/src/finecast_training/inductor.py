@@ -15,6 +15,7 @@ from torch._C import (
 )
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -32,13 +33,13 @@ from finecast import Plan
 from finecast.frontends import edits_of
 from finecast.frontends.torch import (
     BIASES,
+    FxBinding,
     TorchNative,
     apply_edits,
     convert_element_type,
     device_kind,
     expand_ops,
     free_of_strides,
-    hinted_shapes,
     read,
     read_whole_memory,
 )
@@ -67,10 +68,10 @@ def compile_graph(backend: Backend, module: GraphModule, inputs: Sequence[Any]) 
         # where their fp32 copies are alive at once.
         "reorder_for_peak_memory": False,
     }
-    inner: Callable[..., Any] = compile_inner
+    inner: Callable[..., Any] = compile_inner if backend.kernels else compile_op_by_op
     if backend.cache is not None:
         patches["fx_graph_cache"] = False
-        inner = partial(_with_cache, backend.cache)
+        inner = partial(_with_cache, backend.cache, inner)
 
     # With the least memory values are also recomputed where a product of the backward pass
     # needs them in memory: an activation's output in the kernel of its gradient.
@@ -101,7 +102,7 @@ class _Pass(CustomGraphPass):
             expand_ops(module, BIASES)
         lower(
             module,
-            lambda g, shapes: self.backend.plan(g, shapes, device),
+            lambda graph, binding: self.backend.plan(graph, binding, device),
             select_decomp_table(),
         )
 
@@ -141,16 +142,38 @@ def compile_inner(module: GraphModule, inputs: Sequence[Any], **options: Any) ->
     return compile_fx_inner(module, inputs, **given)
 
 
+class OpByOp:
+    """A graph as it is, casts among its ops, with the interface of what Inductor makes."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._boxed_call = True  # of the instance: torch's wrappers copy its attributes
+        self.current_callable: Callable[[list[Any]], Any] = make_boxed_func(module.forward)
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        """Run the graph; the list of inputs is emptied."""
+        return self.current_callable(inputs)
+
+
+def compile_op_by_op(module: GraphModule, inputs: object, **options: object) -> OpByOp:
+    """In place of ``compile_inner``: no kernel is built."""
+    del inputs, options
+    return OpByOp(module)
+
+
 def _with_cache(
-    cache: WeightCache, module: GraphModule, inputs: Sequence[Any], **options: Any
+    cache: WeightCache,
+    inner: Callable[..., Any],
+    module: GraphModule,
+    inputs: Sequence[Any],
+    **options: Any,
 ) -> Any:
     static = options.get("static_input_idxs") or () if options.get("is_inference") else ()
     casts = hoist_casts(module, static)
     added = add_gradients(module) if options.get("is_backward") else ()
     if not casts and not added:
-        return compile_inner(module, inputs, **options)
+        return inner(module, inputs, **options)
     fakes = [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
-    compiled = compile_inner(module, [*inputs, *fakes[len(inputs) :]], **options)
+    compiled = inner(module, [*inputs, *fakes[len(inputs) :]], **options)
     return cache.feed(feed(compiled, added), casts)
 
 
@@ -160,8 +183,8 @@ def _with_cache(
 # that a plan decides about those and not about the ops that Inductor decomposes them into.
 # They are decomposed after the casts are inserted, each in the type that it computes in.
 
-# Makes a plan from a graph and the shapes of its values.
-Planning = Callable[[Graph, dict[int, tuple[int, ...]]], Plan]
+# Makes a plan from a graph and the FX graph that it was read from.
+Planning = Callable[[Graph, FxBinding], Plan]
 Decompositions = dict[Any, Callable[..., Any]]
 
 _FLOATS: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -179,7 +202,7 @@ def lower(module: GraphModule, planning: Planning, decompositions: Decomposition
     read_whole_memory(module)
     graph, binding = read(module)
     with unset_fake_temporarily():  # constants are real tensors: they are read and converted
-        plan = planning(graph, hinted_shapes(binding))
+        plan = planning(graph, binding)
         model = TorchNative(graph, binding, convert=convert_element_type)
         apply_edits(model, edits_of(graph, plan))
     free_of_strides(module)

@@ -13,5 +13,7 @@ PLUGIN: Final = Plugin(
         "finecast.torch.Backend": "finecast_training.backend:Backend",
         "finecast.torch.TrainingStep": "finecast_training.step:TrainingStep",
         "finecast.torch.compile": "finecast_training.backend:compile",
+        "finecast.torch.load_step": "finecast_training.tuned_step:load_step",
+        "finecast.torch.tune_step": "finecast_training.step_tuning:tune_step",
     },
 )

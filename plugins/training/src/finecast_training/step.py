@@ -48,7 +48,7 @@ class TrainingStep(torch.nn.Module):
 
     def __init__(self, module: torch.nn.Module, loss: Loss, batch: Sequence[Any]) -> None:
         super().__init__()
-        self._loss = _Loss(module, loss)
+        self._loss = LossOf(module, loss)
         self._trained = [n for n, p in self._loss.named_parameters() if p.requires_grad]
         self._graph = _traced(self._loss, self._trained, batch)
 
@@ -56,14 +56,14 @@ class TrainingStep(torch.nn.Module):
         """The loss and the gradients on a batch."""
         with preserve_node_meta():  # keeps the lines of code
             loss, *gradients = Interpreter(self._graph).run(_state(self._loss), *batch)
-        names = (n.removeprefix(_Loss.PREFIX) for n in self._trained)
+        names = (n.removeprefix(LossOf.PREFIX) for n in self._trained)
         return {_LOSS: loss} | {
             _GRADIENT.format(name): gradient
             for name, gradient in zip(names, gradients, strict=True)
         }
 
 
-class _Loss(torch.nn.Module):
+class LossOf(torch.nn.Module):
     """A module whose result is the loss of another."""
 
     PREFIX: Final = "module."
@@ -74,6 +74,7 @@ class _Loss(torch.nn.Module):
         self.loss = loss
 
     def forward(self, *batch: Any) -> torch.Tensor:
+        """The loss of a batch."""
         return self.loss(self.module, *batch)
 
 
@@ -81,7 +82,7 @@ def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def _traced(module: _Loss, trained: Sequence[str], batch: Sequence[Any]) -> GraphModule:
+def _traced(module: LossOf, trained: Sequence[str], batch: Sequence[Any]) -> GraphModule:
     """The graph of the forward and the backward pass, in ops of ATen."""
 
     def run(state: dict[str, torch.Tensor], *batch: Any) -> tuple[torch.Tensor, ...]:

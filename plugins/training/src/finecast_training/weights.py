@@ -122,6 +122,19 @@ class WeightCache:
         kept = (cast("dict[torch.dtype, _Copy]", copies) for copies in self.copies.values())
         return sum(copy.low.nbytes for copies in kept for copy in copies.values())
 
+    def stale(self) -> list[torch.Tensor]:
+        """Tensors whose copies are not their own any more though nothing told so.
+
+        Who writes to them through ``.data`` between two calls is not noticed.
+        """
+        return [
+            tensor
+            for tensor, copies in self.copies.items()
+            for dtype, one in cast("dict[torch.dtype, _Copy]", copies).items()
+            if one.version == (tensor._version, tensor.data_ptr())
+            and not torch.equal(one.low, tensor.detach().to(dtype))
+        ]
+
     def get(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The low copy of ``tensor``, updated in place if the tensor has changed."""
         lasting = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad

@@ -346,6 +346,6 @@ def examples(program: ExportedProgram) -> Arguments:
     example_inputs = program.example_inputs
     if example_inputs is None:
         raise ModelError(
-            "the program carries no example inputs", fix="save it with torch.export.save"
+            "the program has no example inputs", fix="save it with torch.export.save"
         )
     return tuple(example_inputs[0]), dict(example_inputs[1])

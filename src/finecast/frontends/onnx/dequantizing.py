@@ -96,10 +96,10 @@ class _Codes:
             if numbers.size == 1:
                 continue
             if not -len(shape) <= self.axis < len(shape):
-                return f"axis {self.axis} is none of codes with {len(shape)} dimensions"
+                return f"axis {self.axis} is none of integers with {len(shape)} dimensions"
             if numbers.size != shape[self.axis]:
                 channels = shape[self.axis]
-                return f"{numbers.size} numbers of {name} for {channels} channels of codes"
+                return f"{numbers.size} numbers of {name} for {channels} channels of integers"
         return ""
 
     def decode(self, codes: NDArray[np.generic]) -> NDArray[np.float32]:

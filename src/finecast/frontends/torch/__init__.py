@@ -35,10 +35,13 @@ if TYPE_CHECKING:
     from finecast.frontends.torch.aten import DTYPES as DTYPES
     from finecast.frontends.torch.capture import evaluating as evaluating
     from finecast.frontends.torch.capture import quiet as quiet
+    from finecast.frontends.torch.capture import shared_copy as shared_copy
     from finecast.frontends.torch.converted import check_types_stay as check_types_stay
     from finecast.frontends.torch.expand import BIASES as BIASES
     from finecast.frontends.torch.expand import expand_ops as expand_ops
     from finecast.frontends.torch.native import convert_element_type as convert_element_type
+    from finecast.frontends.torch.probing import first_order as first_order
+    from finecast.frontends.torch.reader import FxBinding as FxBinding
     from finecast.frontends.torch.reader import device_kind as device_kind
     from finecast.frontends.torch.reader import mark_regions as mark_regions
     from finecast.frontends.torch.reader import read as read

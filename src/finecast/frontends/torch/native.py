@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.node import map_arg
 
@@ -444,16 +445,20 @@ class TorchNative(NativeModel):
         assert self._program is not None
         if outputs is not None:
             self._end.args = (tuple(outputs.values()),)
-        if self._unsorted:
-            sort_nodes(self._fx)
-        self._fx.eliminate_dead_code()
         return RunnableModule(
-            module=self.binding.module,
+            module=self.changed(),
             program=self._program,
             outputs=None if outputs is None else tuple(outputs),
             further=tuple(self._further),
             is_copy=True,
         )
+
+    def changed(self) -> GraphModule:
+        """The changed module, whose ops stand in an order in which they can run."""
+        if self._unsorted:
+            sort_nodes(self._fx)
+        self._fx.eliminate_dead_code()
+        return self.binding.module
 
     def _input(self, name: str) -> FxNode:
         """A further input of the module, after all others; made once."""

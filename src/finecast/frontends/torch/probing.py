@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from finecast.frontends.torch.capture import Captured
 from finecast.frontends.torch.native import TorchNative, converted
 from finecast.frontends.torch.runnable import Isolated
 from finecast.graph import Graph
@@ -40,7 +39,7 @@ _WORST: Final = 1e6
 
 
 def first_order(
-    captured: Captured,
+    copy: TorchNative,
     points: Mapping[Format, RoundingPoints],
     args: Sequence[Any],
     counted: Collection[int] | None = None,
@@ -56,7 +55,7 @@ def first_order(
     worst has no more.
 
     Args:
-        captured: The module.
+        copy: A copy of the module, which is changed.
         points: Where plans round, by format.
         args: Flattened inputs.
         counted: Numbers of the outputs that errors are of; None for all.
@@ -67,7 +66,7 @@ def first_order(
     Raises:
         RuntimeError: If an op of the graph has no gradient.
     """
-    read, leaves = _tapped(captured, points.values(), args)
+    read, leaves = _tapped(copy, points.values(), args)
     outputs = [
         piece
         for number, y in enumerate(y for y in leaves if torch.is_tensor(y))
@@ -75,7 +74,7 @@ def first_order(
         for piece in _pieces(y, axis)
     ]
     together = [outputs] if len(outputs) > _EACH else [[y] for y in outputs]
-    groups = {fmt: _shared(captured.graph, where) for fmt, where in points.items()}
+    groups = {fmt: _shared(copy.graph, where) for fmt, where in points.items()}
     rounded: list[Places] = [(place,) for place in read]
     rounded += dict.fromkeys(some for of in groups.values() for unit in of for some in unit)
     errors: dict[Format, dict[Places, float]] = {fmt: {} for fmt in points}
@@ -140,10 +139,10 @@ def _read(graph: Graph, place: Place) -> int:
 
 
 def _tapped(
-    captured: Captured, points: Collection[RoundingPoints], args: Sequence[Any]
+    copy: TorchNative, points: Collection[RoundingPoints], args: Sequence[Any]
 ) -> tuple[dict[Place, torch.Tensor], list[Any]]:
     """The tensors that are read at all places of ``points``, and the outputs of them."""
-    copy, graph = TorchNative.of(captured), captured.graph
+    graph = copy.graph
     seen: dict[Place, torch.Tensor] = {}
 
     def keep(x: torch.Tensor, *, place: Place) -> torch.Tensor:
@@ -159,7 +158,7 @@ def _tapped(
         tap = copy.call(keep, (read,), {"place": place})
         copy.give(value, [Use(node=node, index=index)], tap)
     with torch.enable_grad():
-        return seen, tree_leaves(Isolated(copy.finish().module).leaves(args))
+        return seen, tree_leaves(Isolated(copy.changed()).leaves(args))
 
 
 def _squared_errors(

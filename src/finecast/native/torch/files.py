@@ -67,7 +67,7 @@ def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
 
     Raises:
         UsageError: If ``program`` is no exported program.
-        ModelError: If the program carries no example inputs.
+        ModelError: If the program has no example inputs.
     """
     _check_program(program)
     args, kwargs = examples(program)

@@ -340,7 +340,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         return TorchNative.of(self.file.captured(policy, adjustments))
 
     def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
-        """None: PyTorch does not tell its kernels, so nothing is compiled to compare them."""
+        """None: PyTorch reports no kernels, so nothing is compiled to compare them."""
         del plan, engine
         return ()
 

@@ -26,6 +26,7 @@ from finecast.engines.torch.session import Arguments, ProgramSignature
 from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends.torch import Captured, TorchApplied, TorchPrepared, applied
 from finecast.frontends.torch.aten import native_name
+from finecast.frontends.torch.native import TorchNative
 from finecast.frontends.torch.probing import first_order
 from finecast.frontends.torch.reader import device_kind, hinted_shapes
 from finecast.frontends.torch.runnable import Isolated
@@ -195,7 +196,12 @@ def measured_errors(
         leaves = ProgramSignature.of(captured.program).leaves(feeds)
         with suppress(RuntimeError, NotImplementedError):
             sensitivities = first_order(
-                captured, floats, leaves, exact.counted, exact.axis, progress=progress
+                TorchNative.of(captured),
+                floats,
+                leaves,
+                exact.counted,
+                exact.axis,
+                progress=progress,
             )
     return sensitivities | probe_sensitivity(
         planner,

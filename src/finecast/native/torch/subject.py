@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
@@ -322,7 +322,6 @@ class TorchSubject(EngineSubject):
 class TorchExamined(EngineExamined):
     """A module whose every op the rules have judged."""
 
-    measures_lowest: ClassVar[bool] = False
     subject: TorchSubject
     prepared: TorchPrepared
 

@@ -27,7 +27,11 @@ def export(plan: Plan) -> Exported:
     one = max(_TYPES, key=formats.count)
 
     def refusal(decision: Decision) -> str:
-        return "" if decision.format is one else f"it has one low type, here {one.label}"
+        return (
+            ""
+            if decision.format is one
+            else f"it has one reduced-precision type, here {one.label}"
+        )
 
     ops = Sorted.of(plan, refusal)
     patterns = [f"^{re.escape(d.node)}$" for d in ops.kept]

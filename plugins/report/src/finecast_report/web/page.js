@@ -4,6 +4,7 @@
 
 const SECTIONS = [
   ["plans", "All plans", () => found && found.candidates && plansSection()],
+  ["journal", "How the search went", journalSection],
   ["limits", "Which ops cost accuracy", limitsSection],
   ["repairs", "Repaired in place of fp32", repairsSection],
   ["blame", "Ops that make the other model lose accuracy", blameSection],
@@ -77,6 +78,15 @@ function plansSection() {
       plans.some((p) => /^(plan|step) \d/.test(p.name)) ? " Plans are numbered by predictions, from the most exact plan to the fastest: measured errors and times may have another order." : "")),
     el("details", {}, el("summary", {}, `The same as a table: ${count(plans.length, "plan")}${anchors.length ? ", and " + found.anchors.map((a) => a.name).join(", ") : ""}`),
       table(["plan", found.objective === "latency" ? "speed" : "gain", "a call", "output error", found.metric, "on all data", "differs in"], [...fp32, ...rows, ...anchors], [1, 2, 4]))];
+}
+
+function journalSection() {
+  const steps = (found && found.journal) || [];
+  if (!steps.length) return null;
+  const words = { race: "benchmark", "errors of ops": "errors of single ops" };
+  const rows = steps.map((s) => [words[s.what] || s.what, s.plan || "–", s.plan ? percent(s.gain) : "–", s.plan ? percent(s.chance) : "–", digits(s.seconds) + " s", s.result || "–"]);
+  return [el("p", {}, "Every measurement, in its order. The expected gain is the time that a plan was expected to save over the best one known, times its chance to stay within the limit; the largest gain per second came next."),
+    table(["measurement", "plan", "expected gain", "chance to pass", "took", "result"], rows, [2, 3, 4])];
 }
 
 function limitsSection() {

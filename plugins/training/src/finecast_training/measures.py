@@ -1,0 +1,182 @@
+"""What a way of computing a training step does to its gradients and updates.
+
+Each is compared, by parameter, with the same step in fp32: the relative error, the cosine of
+the angle between both, and the elements that became zero or are no finite numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from scipy import stats
+
+Tensors = Mapping[str, torch.Tensor]
+
+# A parameter whose gradient has elements of less than this share of the usual size has no
+# digits to lose: that of a bias before a norm is zero but for roundings, in fp32, too.
+_NO_DIGITS: Final = 1e-5
+# Both round at places that differ a little: two ways count as equally exact within this.
+_ALIKE: Final = 1.05
+# Shares and angles below this are none.
+_NONE: Final = 1e-6
+# From so many samples on a figure is worse only if that is known with this confidence.
+_FEWEST: Final = 3
+_CONFIDENCE: Final = 0.95
+
+
+def with_digits(tensors: Tensors) -> list[str]:
+    """Names of the tensors that are not zero but for roundings."""
+    sizes = {n: t.numel() for n, t in tensors.items()}
+    squares = {n: float(t.double().square().nan_to_num().sum()) for n, t in tensors.items()}
+    usual = sum(squares.values()) / max(sum(sizes.values()), 1)
+    least = _NO_DIGITS**2 * usual
+    return [n for n, square in squares.items() if square > least * sizes[n]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """How far one parameter's gradient, or update, is from that in fp32.
+
+    Attributes:
+        error: The relative error.
+        angle: One less the cosine of the angle between both.
+        vanished: The share of elements that are zero and are not in fp32.
+        nonfinite: The share of elements that are NaN or Inf.
+    """
+
+    error: float
+    angle: float
+    vanished: float
+    nonfinite: float
+
+    @classmethod
+    def of(cls, got: torch.Tensor, wanted: torch.Tensor) -> Deviation:
+        """That of ``got`` where ``wanted`` is right."""
+        got, wanted = got.detach().double().flatten(), wanted.detach().double().flatten()
+        norms = float(got.norm() * wanted.norm())
+        nonfinite = float((~got.isfinite()).double().mean())
+        if nonfinite:
+            return cls(error=math.inf, angle=1.0, vanished=0.0, nonfinite=nonfinite)
+        cosine = float(got @ wanted) / norms if norms else float(not float(wanted.norm()))
+        return cls(
+            error=float((got - wanted).norm()) / max(float(wanted.norm()), 1e-300),
+            angle=max(1.0 - cosine, 0.0),
+            vanished=float(((got == 0) & (wanted != 0)).double().mean()),
+            nonfinite=0.0,
+        )
+
+
+def deviations(got: Tensors, wanted: Tensors, names: Iterable[str]) -> dict[str, Deviation]:
+    """Those of the tensors of these names."""
+    return {name: Deviation.of(got[name], wanted[name]) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Deviations of many parameters, in several samples: batches at moments of training.
+
+    Each figure has a number for each sample, and is told as their mean.
+
+    Attributes:
+        error: The root of the mean of the parameters' squared relative errors.
+        worst_error: The largest relative error of a parameter.
+        angle: One less the cosine, of the parameter with the largest angle.
+        vanished: The share of elements that became zero.
+        nonfinite: The share of elements that are NaN or Inf.
+        worst: The parameter of the largest error on average.
+        broken: Parameters with NaN or Inf, with the largest share of them in a sample, in the
+            order in which samples have them.
+    """
+
+    error: tuple[float, ...]
+    worst_error: tuple[float, ...]
+    angle: tuple[float, ...]
+    vanished: tuple[float, ...]
+    nonfinite: tuple[float, ...]
+    worst: str
+    broken: Mapping[str, float]
+
+    @classmethod
+    def of(cls, samples: Sequence[Mapping[str, Deviation]]) -> Figures:
+        """The figures of the deviations by parameter in each of ``samples``."""
+        names = dict.fromkeys(name for sample in samples for name in sample)
+        squares = {n: mean(s[n].error ** 2 for s in samples if n in s) for n in names}
+        shares = {n: max(s[n].nonfinite for s in samples if n in s) for n in names}
+        every = [[*sample.values()] for sample in samples]
+        return cls(
+            error=tuple(math.sqrt(mean(d.error**2 for d in of)) for of in every),
+            worst_error=tuple(max((d.error for d in of), default=0.0) for of in every),
+            angle=tuple(max((d.angle for d in of), default=0.0) for of in every),
+            vanished=tuple(mean(d.vanished for d in of) for of in every),
+            nonfinite=tuple(mean(d.nonfinite for d in of) for of in every),
+            worst=max(squares, key=lambda n: squares[n], default=""),
+            broken={n: share for n, share in shares.items() if share},
+        )
+
+    def beyond(self, other: Figures) -> list[str]:
+        """Names of the figures that are worse than those of ``other`` on the same samples."""
+        return [n for n in FIGURES if _is_worse(getattr(self, n), getattr(other, n))]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The means of the figures by name, and the worst parameter."""
+        means = {name: mean(getattr(self, name)) for name in FIGURES}
+        return {**means, "worst": self.worst, "broken": dict(self.broken)}
+
+
+FIGURES: Final = ("error", "worst_error", "angle", "vanished", "nonfinite")
+
+
+def _is_worse(own: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the mean is larger by more than what counts as equal, and not by chance.
+
+    Both are of the same samples, so it is the differences that are tested.
+    """
+    most = mean(other)
+    if not mean(own) > _ALIKE * most + _NONE:  # NaN is not larger
+        return any(map(math.isnan, own)) and not any(map(math.isnan, other))
+    if not math.isfinite(mean(own)) or len(own) < _FEWEST:
+        return True
+    differences = np.subtract(own, other)
+    spread = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    quantile = float(stats.t.ppf(_CONFIDENCE, len(differences) - 1))
+    return float(differences.mean()) > quantile * spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exactness:
+    """The figures of the gradients, and of the updates that an optimizer makes of them."""
+
+    gradients: Figures
+    updates: Figures
+
+    def beyond(self, other: Exactness) -> list[str]:
+        """What is worse than in ``other``, such as ``gradients: error``."""
+        pairs = {
+            "gradients": (self.gradients, other.gradients),
+            "updates": (self.updates, other.updates),
+        }
+        return [
+            f"{what}: {name.replace('_', ' ')}"
+            for what, (own, most) in pairs.items()
+            for name in own.beyond(most)
+        ]
+
+    @property
+    def error(self) -> float:
+        """The error of the gradients, on average over samples."""
+        return mean(self.gradients.error)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """All figures."""
+        return {"gradients": self.gradients.to_dict(), "updates": self.updates.to_dict()}
+
+
+def mean(numbers: Iterable[float]) -> float:
+    """The mean; 0 of none."""
+    every = list(numbers)
+    return sum(every) / len(every) if every else 0.0

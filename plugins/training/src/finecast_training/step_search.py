@@ -1,0 +1,368 @@
+"""The search for a training step: plans by rules and by the solver, compared, then timed.
+
+A plan's gradients and updates are first compared op by op, which takes no compilation of
+kernels. The solver gives the fastest plan within an error, which is that of
+``torch.autocast`` at first, and is corrected by what was found. Of the plans that are no worse
+than autocast the few that are predicted to be fastest are compiled, and measured beside fp32
+and compiled autocast: their gradients again, the peak of memory, and the time, by turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from torch._dynamo.exc import BackendCompilerFailed
+
+import finecast.torch
+from finecast import Plan, Policy, Scope
+from finecast.errors import FinecastError
+from finecast.measure import Effort, Race
+from finecast.planning import (
+    Analysis,
+    Planner,
+    frontier_of,
+    predicted_cost,
+    predicted_error,
+    proposal,
+    within,
+)
+from finecast.progress import Progress
+from finecast.rules import FINECAST, GUESTS
+from finecast_training.backend import Backend, JointGraph, Memory, compiled
+from finecast_training.faults import overflow, stalled
+from finecast_training.measures import Exactness
+from finecast_training.sensitivities import analysed
+from finecast_training.step_plan import StepPlan, Way
+from finecast_training.target import Call, StepTarget, backward
+from finecast_training.training_rules import as_autocast, autocast_formats
+
+_EFFORT: Final = Effort(min_time_s=2.0, settle_s=4.0, known_to=0.01, rounds=9)
+# Plans within this of the fastest count as fast: of those the one of least memory is taken.
+_ALIKE: Final = 1.02
+# Turns in which the error that the solver may make is corrected, and the factor by which it
+# grows after a plan that was as exact as autocast.
+_TURNS: Final = 4
+_MORE: Final = 1.3
+# The most plans that are compiled, and how many of them have to be as exact as autocast.
+_COMPILED: Final = 4
+_EXACT: Final = 2
+_LARGEST_SCALE: Final = 2.0**16
+
+
+@dataclass(slots=True, kw_only=True)
+class StepCandidate:
+    """A plan of the step, and what was measured of it.
+
+    Attributes:
+        plan: The plan.
+        exactness: Gradients and updates, op by op.
+        predicted_s: Predicted seconds of forward and backward pass; NaN if not known.
+        compiled: Gradients and updates of the compiled step; None if it was not compiled.
+        seconds: Median seconds of a compiled step; NaN if it was not timed.
+        speed: How many times as fast as compiled autocast, as an interval.
+        memory_bytes: Peak of what a step allocates, gradients among it; 0 if not compiled.
+        why: Why it was not taken; empty for the one that was.
+    """
+
+    plan: StepPlan
+    exactness: Exactness
+    predicted_s: float = math.nan
+    compiled: Exactness | None = None
+    seconds: float = math.nan
+    speed: tuple[float, float, float] = (math.nan, math.nan, math.nan)
+    memory_bytes: int = 0
+    why: str = ""
+
+    @property
+    def error(self) -> float:
+        """The error of the gradients, of the compiled step if there is one."""
+        return (self.compiled or self.exactness).error
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is known of it, in JSON's types."""
+        shown = self.compiled or self.exactness
+        return {
+            "name": self.plan.name,
+            "way": self.plan.way.value,
+            "memory": self.plan.memory.value,
+            "counts": self.plan.counts,
+            "compiled": self.compiled is not None,
+            **shown.to_dict(),
+            "predicted_s": self.predicted_s,
+            "seconds": self.seconds,
+            "speed": list(self.speed),
+            "memory_bytes": self.memory_bytes,
+            "why": self.why,
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class StepSearch:
+    """One search.
+
+    Attributes:
+        target: The step.
+        policy: The formats that plans may have.
+        objective: ``time`` or ``memory``.
+        max_memory: The most bytes that forward and backward pass may allocate; None for
+            those of compiled autocast, which fp32 may exceed where it is faster.
+        progress: Told of each plan.
+        candidates: All plans that were compared, in order.
+        notes: What the user should know.
+        scale: What losses are multiplied with in low formats.
+        graphs: Digests of the step's graphs.
+    """
+
+    target: StepTarget
+    policy: Policy
+    objective: str
+    max_memory: int | None
+    progress: Progress
+    candidates: list[StepCandidate] = field(default_factory=list[StepCandidate])
+    notes: list[str] = field(default_factory=list[str])
+    scale: float = 1.0
+    graphs: list[str] = field(default_factory=list[str])
+    autocast: StepCandidate = field(init=False)
+    fp32: StepCandidate = field(init=False)
+    _graphs: dict[str, tuple[Planner, Analysis]] = field(
+        default_factory=dict[str, tuple[Planner, Analysis]]
+    )
+
+    def run(self) -> StepCandidate:
+        """The best plan, which may be autocast, or fp32."""
+        self.scale = self._largest_scale()
+        self.autocast = self._compare(self._plan("torch.autocast", Way.AUTOCAST))
+        self.fp32 = self._compare(self._plan("fp32", Way.FP32))
+        self.notes += stalled(self.target)
+        autocasts = overflow(self.autocast.exactness.gradients)
+        if autocasts:
+            self.notes.append(f"torch.autocast: {autocasts}")
+        by_rules = [self._by_rules(*rule) for rule in self._rules()]
+        planned = [one for one in (*by_rules, *self._by_solver()) if one is not None]
+        passing = [one for one in planned if not self._judge(one, self.autocast.exactness)]
+        self._measure(passing)
+        return self.best()
+
+    def _plan(self, name: str, way: Way = Way.PLANNED, *plans: Plan) -> StepPlan:
+        scale = self.scale if way is not Way.FP32 else 1.0
+        label = self.policy.label
+        return StepPlan(name=name, policy=label, way=way, plans=plans, scale=scale)
+
+    def _largest_scale(self) -> float:
+        """The largest power of two that keeps autocast's gradients finite; 1 without fp16."""
+        if all(f.label != "fp16" for f in self.policy.formats):
+            return 1.0
+        call = self._plan("", Way.AUTOCAST).compile(self.target.module, kernels=False)
+        scale = _LARGEST_SCALE
+        while scale > 1.0 and self.target.exactness(call, scale).gradients.broken:
+            scale /= 2.0
+        return scale
+
+    # -------------------------------------------------------------------- plans op by op
+
+    def _rules(self) -> list[tuple[str, Policy, str]]:
+        """Names, policies and sets of rules of plans that no solver makes."""
+        rules = [("rules of torch.autocast's", self.policy, FINECAST)]
+        for scope, name in ((Scope.MATMULT, "products"), (Scope.ALL, "all ops")):
+            rules.append((f"{name} in reduced precision", replace(self.policy, scope=scope), FINECAST))
+        if "raf" in GUESTS and len(self.policy.formats) == 1:
+            rules.append(("RAF's rules", self.policy, "raf"))
+        return rules
+
+    def _by_rules(self, name: str, policy: Policy, rule_set: str) -> StepCandidate | None:
+        """The plan by a policy; None if rules cannot plan this step."""
+        first = not self._graphs
+        record = self._recorded if first else None
+        backend = Backend(policy, rule_set=rule_set, chooser=record, kernels=False)
+        try:
+            self._run(compiled(self.target.module.forward, backend))
+        except BackendCompilerFailed as error:
+            if not isinstance(error.inner_exception, FinecastError):
+                raise
+            self.notes.append(f"{name} do not apply: {error.inner_exception.what}")
+            return None
+        return self._compare(self._plan(name, Way.PLANNED, *backend.plans))
+
+    def _recorded(self, joint: JointGraph) -> Plan:
+        """The policy's plan of a graph, whose roundings are analysed, too."""
+        self.graphs.append(joint.graph.digest)
+        analysis, why = analysed(joint, joint.planner)
+        if why:
+            self.notes.append(f"errors of single roundings are not known: {why}")
+        else:
+            self._graphs[joint.graph.digest] = joint.planner, analysis
+        return joint.fastest(as_autocast(joint.planner))
+
+    def _run(self, call: Call) -> None:
+        """Compile ``call`` by running it, forwards and backwards."""
+        sample = self.target.samples[0]
+        self.target.restore(sample.checkpoint)
+        self.target.gradients(call, sample.batch, self.scale)
+        self.target.restore(sample.checkpoint)
+
+    def _by_solver(self) -> list[StepCandidate]:
+        """The fastest plans within errors around autocast's, each compared before the next."""
+        found: list[StepCandidate] = []
+        if len(self._graphs) != 1:
+            return found
+        ((planner, analysis),) = self._graphs.values()
+        graph = planner.graph
+        formats = autocast_formats(graph, planner.permissions, self.policy.formats)
+        allowed = predicted_error(analysis, formats)
+        steps = frontier_of(planner, analysis)
+        seen = set[str]()
+        for _ in range(_TURNS):
+            choice = within(planner, analysis, steps, allowed) or max(
+                (s for s in steps if s.error <= allowed), key=lambda s: s.error
+            )
+            own = proposal(planner, analysis, choice)
+            name = f"solver, gradients' error {math.sqrt(choice.error):.2g}"
+            if own.plan.digest in seen or not own.plan.lowers:
+                break
+            seen.add(own.plan.digest)
+            one = self._compare(self._plan(name, Way.PLANNED, own.plan))
+            found.append(one)
+            if not one.exactness.beyond(self.autocast.exactness):
+                allowed = _MORE**2 * max(allowed, choice.error)
+                continue
+            ratio = self.autocast.exactness.error / one.exactness.error
+            allowed = choice.error * min(ratio**2, 1 / _MORE**2)
+        return found
+
+    def _compare(self, plan: StepPlan) -> StepCandidate:
+        """Compare a plan with fp32, op by op."""
+        self.progress("compare", len(self.candidates), len(self.candidates) + 1)
+        known = {c.plan.digest: c for c in self.candidates}
+        if plan.digest in known:
+            return known[plan.digest]
+        call = plan.compile(self.target.module, kernels=False)
+        exactness = self.target.exactness(call, plan.scale)
+        one = StepCandidate(plan=plan, exactness=exactness, predicted_s=self._predicted(plan))
+        self.candidates.append(one)
+        return one
+
+    def _predicted(self, plan: StepPlan) -> float:
+        total = 0.0
+        for own in plan.plans:
+            if own.model not in self._graphs:
+                return math.nan
+            planner, analysis = self._graphs[own.model]
+            total += predicted_cost(planner, analysis, own)
+        return total if plan.plans else math.nan
+
+    def _judge(self, one: StepCandidate, most: Exactness) -> bool:
+        """Whether a plan is worse than autocast in any figure, which is then why."""
+        beyond = (one.compiled or one.exactness).beyond(most)
+        if beyond:
+            broken = overflow((one.compiled or one.exactness).gradients)
+            said = broken or ", ".join(beyond)
+            one.why = f"worse than torch.autocast: {said}"
+        return bool(beyond)
+
+    # ------------------------------------------------------------------- compiled steps
+
+    def _measure(self, passing: Sequence[StepCandidate]) -> None:
+        """Compile fp32, autocast and the plans that are predicted to be fastest; time them.
+
+        A plan that is as exact as compiled autocast is compiled with less memory, too.
+        """
+        steps = {c.plan.digest: self._compiled(c) for c in (self.fp32, self.autocast)}
+        ranked = sorted(
+            {c.plan.digest: c for c in passing}.values(),
+            key=lambda c: (math.isnan(c.predicted_s), c.predicted_s),
+        )
+        exact = 0
+        for number, one in enumerate(ranked):
+            if exact == _EXACT or number == _COMPILED:
+                one.why = "predicted to be slower"
+                continue
+            step = self._compiled(one)
+            assert self.autocast.compiled is not None
+            if self._judge(one, self.autocast.compiled):
+                continue
+            exact += 1
+            lean = replace(one, plan=replace(one.plan, memory=Memory.LEAST))
+            self.candidates.append(lean)
+            steps |= {one.plan.digest: step, lean.plan.digest: self._compiled(lean)}
+        self.progress("benchmark", 0, 1)
+        race = timed(steps, anchor=self.fp32.plan.digest)
+        for one in self.candidates:
+            name = one.plan.digest
+            if name in steps:
+                one.seconds = race.latency(name).median_s
+                ratio = race.between(self.autocast.plan.digest, name)
+                one.speed = ratio.low, ratio.median, ratio.high
+        self.target.restore(self.target.samples[0].checkpoint)
+
+    def _compiled(self, one: StepCandidate) -> Callable[[], object]:
+        """A candidate's step, compiled; its gradients and its memory are measured."""
+        self.progress("compile", len(self.candidates), len(self.candidates) + 1)
+        target, scale = self.target, one.plan.scale
+        call, batch = one.plan.compile(target.module), self.target.samples[0].batch
+        one.compiled = target.exactness(call, scale)
+        target.module.zero_grad(set_to_none=True)
+        one.memory_bytes = finecast.torch.peak_bytes(lambda: backward(call(*batch), scale))
+        target.module.zero_grad(set_to_none=True)
+        return lambda: target.step(call, batch, scale)
+
+    # ------------------------------------------------------------------------ the choice
+
+    @property
+    def most_bytes(self) -> int:
+        """The most memory that a plan may take."""
+        return self.autocast.memory_bytes if self.max_memory is None else self.max_memory
+
+    def allowed(self) -> list[StepCandidate]:
+        """Those measured that are exact enough and within the memory, the best first."""
+        assert self.autocast.compiled is not None
+        measured = [c for c in self.candidates if c.compiled is not None]
+        allowed: list[StepCandidate] = []
+        for one in measured:
+            if self._judge(one, self.autocast.compiled):
+                continue
+            unbounded = one is self.fp32 and self.max_memory is None
+            if one.memory_bytes > self.most_bytes and not unbounded:
+                one.why = (
+                    f"{one.memory_bytes / 1e6:.3g} MB, {self.most_bytes / 1e6:.3g} allowed"
+                )
+                continue
+            allowed.append(one)
+        if self.objective == "memory":
+            return sorted(allowed, key=lambda c: (c.memory_bytes, c.seconds))
+        fastest = min((c.seconds for c in allowed), default=math.inf)
+        return sorted(
+            allowed,
+            key=lambda c: (
+                max(c.seconds, _ALIKE * fastest),
+                c.memory_bytes,
+            ),
+        )
+
+    def measured_plans(self) -> list[StepPlan]:
+        """The plans that were timed and keep to the memory, the fastest first."""
+        known = [c for c in self.candidates if math.isfinite(c.seconds)]
+        return [c.plan for c in sorted(known, key=lambda c: c.seconds)
+                if c.memory_bytes <= max(self.most_bytes, self.fp32.memory_bytes)]  # fmt: skip
+
+    def best(self) -> StepCandidate:
+        """The best plan; fp32 where nothing is allowed, as under a bound of memory."""
+        order = self.allowed()
+        best = order[0] if order else self.fp32
+        for late in order[1:]:
+            late.why = (
+                "takes more memory"
+                if self.objective == "memory"
+                else (f"{late.seconds / best.seconds:.3f} times the time")
+            )
+        if not order:
+            self.notes.append(f"no plan takes at most {self.most_bytes / 1e6:.3g} MB")
+        best.why = ""
+        return best
+
+
+def timed(steps: Mapping[str, Callable[[], object]], *, anchor: str) -> Race:
+    """The steps timed by turns."""
+    return Race.of(steps[anchor], steps, _EFFORT)

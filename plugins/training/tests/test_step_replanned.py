@@ -1,0 +1,387 @@
+"""Tuned steps while they train: plans chosen anew, schedules, faults, and what is around."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn, optim
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+from finecast import Format, Policy
+from finecast.errors import UsageError
+from finecast_training.backend import Backend
+from finecast_training.faults import overflow, stalled
+from finecast_training.measures import Deviation, Exactness, Figures, deviations
+from finecast_training.paired_trial import PairedTrial
+from finecast_training.step import LossOf
+from finecast_training.step_plan import StepPlan, Way
+from finecast_training.target import StepTarget
+from finecast_training.tuned_step import TunedStep
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
+)
+POLICY = "auto:bf16"
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel is built."""
+    compiles = StepPlan.compile
+
+    def op_by_op(self: StepPlan, module: Any, *, kernels: bool = True) -> Any:
+        del kernels
+        return compiles(self, module, kernels=False)
+
+    monkeypatch.setattr(StepPlan, "compile", op_by_op)
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+class Net(nn.Module):
+    def __init__(self, *, again: bool = False) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = (
+            nn.Linear(8, 16),
+            nn.Linear(16, 16),
+            nn.Linear(16, 4),
+        )
+        self.again = again
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.middle(torch.tanh(self.first(x))))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: Any = checkpoint(self.body, x, use_reentrant=False) if self.again else self.body(x)
+        return self.last(y)
+
+
+def loss(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(net(x), y)
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(12, 8), torch.randint(0, 4, (12,))
+
+
+def planned(policy: str, net: nn.Module, of: Callable[..., Any] = loss) -> StepPlan:
+    """The plan by a policy."""
+    backend = Backend(policy, kernels=False)
+    torch.compile(LossOf(net, of), backend=backend)(*batch()).backward()
+    net.zero_grad()
+    return StepPlan(name=policy, policy=policy, plans=tuple(backend.plans))
+
+
+def target(net: nn.Module, *optimizers: optim.Optimizer, **more: int) -> StepTarget:
+    how = {"moments": 1, "between": 1, **more}
+    return StepTarget.of(net, loss, [batch(), batch()], list(optimizers), **how)
+
+
+# ------------------------------------------------------------------------- chosen anew
+
+
+def test_a_plan_that_became_worse_than_autocast_is_left(fast_bf16: None) -> None:
+    net = Net()
+    step = TunedStep(planned("matmult:bf16", net), net, loss)
+    with pytest.raises(UsageError, match="the step was not called"):
+        step.replan()
+    bad = step.plan
+    exact = StepPlan(name="all in fp32", policy=POLICY, way=Way.FP32)
+    worst = Figures.of(
+        [{"first.weight": Deviation(error=9, angle=1, vanished=0, nonfinite=0)}]
+    )
+    step.known = (bad, exact)
+    step(*batch()).backward()
+    compares = StepTarget.exactness
+
+    def now(self: StepTarget, call: Any, scale: float = 1.0, samples: Any = None) -> Exactness:
+        planned = getattr(call, "finecast_plans", None) is not None
+        own = compares(self, call, scale, samples)
+        return Exactness(gradients=worst, updates=worst) if planned else own
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StepTarget, "exactness", now)
+        done = step.replan()
+    assert done.changed
+    assert done.before is bad
+    assert step.plan is exact
+    assert "matmult:bf16 is now worse than torch.autocast: gradients: error" in done.why
+    back = step.replan()  # what was in the way is gone: the fastest is taken again
+    assert back.after is bad
+    assert "faster" in back.why
+    assert step.replan().why == "it is no worse than torch.autocast, as before"
+    assert [d.changed for d in step.history] == [True, True, False]
+
+
+def test_plans_are_chosen_anew_every_so_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    step = TunedStep(StepPlan(name="fp32", policy=POLICY, way=Way.FP32), net, loss)
+    calls: list[int] = []
+    monkeypatch.setattr(TunedStep, "replan", lambda self: calls.append(self._calls))
+    step.replan_every(2)
+    for _ in range(5):
+        step(*batch())
+    assert calls == [2, 4]
+    with pytest.raises(UsageError, match="calls is -1"):
+        step.replan_every(-1)
+
+
+def test_a_schedule_changes_plans_at_its_calls() -> None:
+    net = Net()
+    fp32, low = StepPlan(name="fp32", policy=POLICY, way=Way.FP32), planned("all:bf16", net)
+    step = TunedStep(low, net, loss)
+    step.schedule({2: fp32})
+    followed = []
+    for _ in range(4):
+        step(*batch())
+        followed.append(step.plan)
+    assert followed == [low, low, fp32, fp32]
+    assert step.history[0].calls == 2
+    with pytest.raises(UsageError, match="is no call and plan"):
+        step.schedule({1: 5})
+
+
+# ------------------------------------------------------------------------------- faults
+
+
+def test_an_overflow_is_named_by_the_layer_in_which_it_begins() -> None:
+    fine = Deviation(error=0.1, angle=0, vanished=0, nonfinite=0)
+    lost = Deviation(error=float("inf"), angle=1, vanished=0, nonfinite=0.5)
+    figures = Figures.of([{"first": lost, "middle": lost, "last": fine}])
+    said = overflow(figures)
+    assert said == (
+        "overflow: Inf or NaN first in the gradient of middle (50% of its elements),"
+        " then in 1 before it"
+    )
+    assert overflow(Figures.of([{"last": fine}])) == ""
+
+
+def test_fp16_overflows_in_one_layer_and_a_smaller_scale_mends_it() -> None:
+    def steep(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return 2.0**12 * loss(net, x, y)
+
+    net = Net()
+    own = StepTarget.of(net, steep, [batch()], [], moments=1, between=0)
+    low = StepPlan(name="", policy="auto:fp16", way=Way.AUTOCAST)
+    call = low.compile(own.module)
+    large, small = (own.exactness(call, scale).gradients for scale in (2.0**12, 1.0))
+    assert "first in the gradient of last" in overflow(large)
+    assert not small.broken
+
+
+class LowMomentum(optim.Optimizer):
+    """Momentum that is kept in bf16."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1e-3})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        del closure
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["momentum"] = torch.ones_like(p, dtype=torch.bfloat16)
+                kept = state["momentum"]
+                state["momentum"] = (kept + 1e-4 * p.grad).to(kept.dtype)
+                with torch.no_grad():
+                    p -= group["lr"] * state["momentum"].float()
+
+
+def test_an_optimizer_s_state_in_bf16_that_stalls_is_named() -> None:
+    net = Net()
+    (said,) = stalled(target(net, LowMomentum(net.parameters())))
+    assert "in bfloat16" in said
+    assert "momentum of first.weight (100%)" in said
+    assert stalled(target(net, optim.AdamW(net.parameters()))) == []
+
+
+def test_parameters_in_bf16_whose_updates_are_lost_are_named() -> None:
+    net = Net().bfloat16()
+    optimizer = optim.SGD(net.parameters(), lr=1e-5)
+
+    def low(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(net(x.bfloat16()).float(), y)
+
+    own = StepTarget.of(net, low, [batch()], [optimizer], moments=1, between=1)
+    (said,) = stalled(own)
+    assert said.startswith("updates stall: in bfloat16")
+    assert "first.weight" in said
+
+
+def test_updates_that_bf16_would_lose_are_kept_by_a_plan(fast_bf16: None) -> None:
+    net = Net()
+    optimizer = optim.SGD(net.parameters(), lr=1e-5)
+    own = target(net, optimizer)
+    low = planned("all:bf16", net)
+    updates = own.exactness(low.compile(own.module)).updates
+    assert max(updates.vanished) < 0.01
+    assert max(updates.error) < 0.1
+
+
+def test_a_stale_cast_is_found() -> None:
+    net = Net()
+    backend = Backend("all:bf16", accumulation=True, kernels=False)
+    call = torch.compile(net, backend=backend)
+    x, _ = batch()
+    call(x).sum().backward()
+    assert backend.cache is not None
+    assert backend.cache.stale() == []
+    net.middle.weight.data.mul_(2.0)
+    (found,) = backend.cache.stale()
+    assert found is net.middle.weight
+
+
+def test_a_trial_that_loses_by_more_than_seeds_is_told_from_one_that_does_not() -> None:
+    losses = {"fp32": (1.0, 1.1, 0.9), "near": (1.01, 1.12, 0.9), "far": (1.5, 1.6, 1.42)}
+    trial = PairedTrial(steps=9, losses=losses)
+    assert trial.is_worse("far")
+    assert not trial.is_worse("near")
+    mean, low, high = trial.difference("near")
+    assert low < 0 < mean < high
+    nan = PairedTrial(steps=9, losses={"fp32": (1.0, 1.0), "x": (float("nan"), 1.0)})
+    assert nan.is_worse("x")
+
+
+# ------------------------------------------------------- what is around a step in training
+
+
+def test_measured_on_a_copy_optimizers_keep_the_types_of_their_states() -> None:
+    net = Net()
+    optimizer = LowMomentum(net.parameters())
+    own = target(net, optimizer)
+    own.train(own.module, [batch()])
+    own.restore(own.samples[0].checkpoint)
+    kept = own.optimizers[0].state.values()
+    assert {s["momentum"].dtype for s in kept} == {torch.bfloat16}
+    assert not optimizer.state
+
+
+def test_updates_are_compared_where_gradients_have_digits(fast_bf16: None) -> None:
+    """Adam makes an update of the usual size of a gradient that is zero but for roundings."""
+
+    class Normal(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.tanh(self.norm(self.first(x))))
+
+    net = Normal()
+    net.middle.requires_grad_(False)
+    own = target(net, optim.AdamW([p for p in net.parameters() if p.requires_grad]))
+    low = planned("matmult:bf16", net).compile(own.module)
+    assert own.exactness(low).updates.worst != "first.bias"
+    everywhere = deviations(
+        own.updates(own.gradients(low, own.samples[0].batch)),
+        own.samples[0].updates,
+        own.parameters,
+    )
+    assert max(everywhere, key=lambda n: everywhere[n].error) == "first.bias"
+
+
+def trained(kind: str, net: Net, call: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Parameters after two steps, each of two micro-batches, with clipping."""
+    torch.manual_seed(3)
+    groups = [net.first, net.middle, net.last] if kind == "optimizers" else [net]
+    optimizers = [
+        optim.AdamW([p for p in m.parameters() if p.requires_grad], lr=1e-2)
+        for m in groups
+        if any(p.requires_grad for p in m.parameters())
+    ]
+    for _ in range(2):
+        for _ in range(2 if kind == "accumulated" else 1):
+            call(*batch()).backward()
+        if kind == "clipped":
+            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            call(*batch())  # before the next gradients
+        if kind == "data":
+            net.middle.weight.data.mul_(1.5)
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["plain", "checkpoint", "frozen", "tied", "clipped", "accumulated", "optimizers", "data"],
+)
+def test_a_step_trains_as_fp32_does(kind: str, fast_bf16: None) -> None:
+    net = Net(again=kind == "checkpoint")
+    if kind == "frozen":
+        net.first.requires_grad_(False)
+    if kind == "tied":
+        net.first = nn.Linear(8, 16)
+        net.middle.bias = net.first.bias
+    start = torch.cat([p.detach().flatten() for p in net.parameters()])
+    other = copy.deepcopy(net)
+    step = TunedStep(planned("matmult:bf16", net), net, loss)
+    got = trained(kind, net, step)
+    want = trained(kind, other, lambda *b: loss(other, *b))
+    assert step.plans[0].counts["bf16"] > 0
+    moved = float((want - start).norm())
+    assert 0 < float((got - want).norm()) < 0.1 * moved
+    if kind == "frozen":
+        assert all(p.grad is None for p in net.first.parameters())
+
+
+def test_a_plan_has_the_policy_that_it_was_made_under() -> None:
+    assert Policy.parse(planned("all:bf16", Net()).policy).label == "all:bf16"
+
+
+def formats_of(step: TunedStep) -> dict[str, str]:
+    """Formats by the ops' own names, without the modules that they are in."""
+    return {d.node.rpartition("/")[2]: d.format.label for d in step.plans[-1].decisions}
+
+
+class Wrapped(nn.Module):
+    """As DDP has it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+
+@pytest.mark.filterwarnings("error:the plan of the training step")
+def test_a_plan_holds_for_a_module_that_is_wrapped(fast_bf16: None) -> None:
+    net = Net()
+    (by_policy,) = planned("matmult:bf16", net).plans
+    assert by_policy.decision("module.middle/addmm_1") is not None
+    changed = tuple(
+        replace(d, format=Format.FP32) if d.node == "module.middle/addmm_1" else d
+        for d in by_policy.decisions
+    )
+    own = replace(by_policy, decisions=changed)
+    plan = StepPlan(name="", policy="matmult:bf16", plans=(own,))
+    step, other = TunedStep(plan, net, loss), TunedStep(plan, Wrapped(net), loss)
+    for one in (step, other):
+        one(*batch()).backward()
+    assert step.plans[0].digest == plan.plans[0].digest
+    assert formats_of(other) == formats_of(step)
+    assert formats_of(other)["addmm_1"] == "fp32"
+    assert formats_of(other)["addmm"] == "bf16"
+
+
+def test_a_plan_of_another_module_is_told_of(fast_bf16: None) -> None:
+    plan = planned("matmult:bf16", Net())
+    other = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    step = TunedStep(plan, other, loss)
+    with pytest.warns(UserWarning, match="names .* ops of a graph: the others follow"):
+        step(*batch()).backward()

@@ -1,0 +1,356 @@
+"""A training step as a tuning target: what is chosen, by what, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import finecast.torch as ft
+from finecast import Policy
+from finecast.errors import UsageError
+from finecast.measure.racing import Race
+from finecast.progress import silent
+from finecast_training import step_search
+from finecast_training.measures import Deviation, Figures
+from finecast_training.step_plan import StepPlan, Way
+from finecast_training.step_search import StepSearch
+from finecast_training.step_tuning import StepResult
+from finecast_training.target import StepTarget
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
+)
+
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Net(nn.Module):
+    """Two layers, a norm between them, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(16, 32), nn.LayerNorm(32)
+        self.drop, self.last = nn.Dropout(0.5), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.drop(F.gelu(self.norm(self.first(x)))))
+
+
+def loss(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(net(x), y)
+
+
+def batches() -> Batches:
+    torch.manual_seed(1)
+    return [(torch.randn(24, 16), torch.randint(0, 4, (24,))) for _ in range(3)]
+
+
+def seconds(plan: StepPlan) -> float:
+    """Stated times: a plan with less memory takes a little longer than one without."""
+    of_way = {Way.FP32: 2.0, Way.AUTOCAST: 1.0, Way.PLANNED: 0.8}[plan.way]
+    return of_way * (1.1 if plan.memory.value == "least" else 1.0)
+
+
+def stated(monkeypatch: pytest.MonkeyPatch, times: Callable[[StepPlan], float]) -> None:
+    """From here on steps run op by op, and take these times."""
+    compiles, plans = StepPlan.compile, dict[str, StepPlan]()
+
+    def op_by_op(self: StepPlan, module: Any, *, kernels: bool = True) -> Any:
+        del kernels
+        plans[self.digest] = self
+        return compiles(self, module, kernels=False)
+
+    def timed(steps: Mapping[str, Any], *, anchor: str) -> Race:
+        for step in steps.values():
+            step()
+        named = {name: times(plans[name]) for name in steps}
+        return Race.stated(named[anchor], named)
+
+    monkeypatch.setattr(StepPlan, "compile", op_by_op)
+    monkeypatch.setattr(step_search, "timed", timed)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    stated(monkeypatch, seconds)
+
+
+@pytest.fixture(scope="module")
+def tuned() -> tuple[nn.Module, StepResult, dict[str, torch.Tensor]]:
+    """One search, its module, and the module's state before."""
+    with pytest.MonkeyPatch.context() as patched:
+        from finecast.engines.torch import rates
+
+        def rate(*_: object) -> rates.Rate:
+            return rates.Rate(
+                product_tflops=0.001, speed=4.0, bandwidth_gb_s=50.0, overhead_s=1e-7
+            )
+
+        patched.setattr(rates, "rate", rate)
+        stated(patched, seconds)
+        torch.manual_seed(0)
+        net = Net()
+        before = copy.deepcopy(net.state_dict())
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        result = ft.tune_step(
+            net, loss, batches(), optimizer=optimizer, max_memory=10**9, moments=2,
+            trial_steps=4, seeds=2,
+        )  # fmt: skip
+    return net, result, before
+
+
+def test_random_numbers_go_on_as_before() -> None:
+    net, some = Net(), batches()
+    before = torch.get_rng_state()
+    with StepTarget.of(net, loss, some, [], moments=2, between=1).compared():
+        torch.rand(3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+Tuned = tuple[nn.Module, StepResult, dict[str, torch.Tensor]]
+
+
+def test_the_fastest_plan_no_worse_than_autocast_is_taken(tuned: Tuned) -> None:
+    _, result, _ = tuned
+    assert result.plan.way is Way.PLANNED
+    assert result.plan.counts["bf16"] > 0
+    autocast = next(c for c in result.candidates if c.plan.way is Way.AUTOCAST)
+    best = result.best
+    assert best.compiled is not None
+    assert autocast.compiled is not None
+    assert best.compiled.beyond(autocast.compiled) == []
+    assert best.speed[1] == pytest.approx(1.25)
+    names = [c.plan.name for c in result.candidates]
+    assert any("solver" in n for n in names)
+    assert "RAF's rules" in names
+    assert all(c.why for c in result.candidates if c is not best and c.plan != best.plan)
+
+
+def test_the_module_of_the_user_stays_as_it_is(tuned: Tuned) -> None:
+    net, _, before = tuned
+    assert all(torch.equal(before[name], t) for name, t in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
+    assert net.get_submodule("drop").p == 0.5
+
+
+def test_the_result_says_what_it_is(tuned: Tuned) -> None:
+    _, result, _ = tuned
+    text = str(result)
+    assert "x2.5 as fast as compiled fp32, x1.25 as compiled autocast" in text
+    assert "MB at the peak, autocast" in text
+    assert "beside fp32" in text
+    assert "over 2 seeds" in text
+    compiled, _, ops = result.tables
+    assert {"torch.autocast", "fp32"} <= {row[0] for row in compiled.rows}
+    assert {row[2] for row in ops.rows} == set(result.plan.counts)
+    assert all(row[3] for row in ops.rows)
+    assert any("backward" in row[1] for row in ops.rows)
+    content = result.to_dict()
+    assert content["trial"]["steps"] == 4
+    assert content["best"]["gradients"]["nonfinite"] == 0
+
+
+def test_the_step_trains_and_a_saved_plan_gives_the_same_step(
+    tuned: Tuned, tmp_path: Path
+) -> None:
+    net, result, _ = tuned
+    path = tmp_path / "step.json"
+    result.save(path)
+    with pytest.raises(UsageError, match="output exists"):
+        result.save(path)
+    again = ft.load_step(path, copy.deepcopy(net), loss)
+    assert again.plan == result.plan
+    x, y = batches()[0]
+    grads: list[torch.Tensor] = []
+    for step in (result.step, again):
+        step.module.zero_grad()
+        step.module.eval()  # no dropout
+        step(x, y).backward()
+        grads.append(torch.cat([p.grad.flatten() for p in step.module.parameters()
+                                if p.grad is not None]))  # fmt: skip
+        assert step.plans[0].counts["bf16"] > 0
+        step.module.zero_grad()
+    assert torch.equal(*grads)
+    plain = copy.deepcopy(net).eval()
+    loss(plain, x, y).backward()
+    want = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
+    assert 0 < float((grads[0] - want).norm() / want.norm()) < 0.05
+
+
+def test_a_plan_holds_for_a_graph_of_another_size(tuned: Tuned) -> None:
+    _, result, _ = tuned
+    step = result.step
+    x, y = batches()[0]
+    step(x[:7], y[:7])
+    formats = {(d.node, d.op): d.format for d in result.plan.plans[0].decisions}
+    other = step.plans[-1]
+    known = [d for d in other.decisions if (d.node, d.op) in formats]
+    assert len(known) > 0.8 * len(other.decisions)
+    assert all(d.format is formats[d.node, d.op] for d in known)
+
+
+def searched(result: StepResult, objective: str, most: int | None) -> StepSearch:
+    """The search of a result, asked for something else."""
+    candidates = [replace(c, why="") for c in result.candidates]
+    search = StepSearch(
+        target=cast("Any", None), policy=Policy.parse("auto:bf16"), objective=objective,
+        max_memory=most, progress=silent, candidates=candidates,
+    )  # fmt: skip
+    search.fp32, search.autocast = (
+        next(c for c in candidates if c.plan.way is way) for way in (Way.FP32, Way.AUTOCAST)
+    )
+    return search
+
+
+def test_the_least_memory_is_an_objective_and_a_bound(tuned: Tuned) -> None:
+    order = searched(tuned[1], "memory", 10**9).allowed()
+    taken = [c.memory_bytes for c in order]
+    assert taken == sorted(taken)
+    assert len(set(taken)) > 1
+    within = searched(tuned[1], "time", taken[0])
+    assert {c.memory_bytes for c in within.allowed()} == {taken[0]}
+    assert any(" allowed" in c.why for c in within.candidates)
+    none = searched(tuned[1], "time", 1)
+    assert none.best().plan.way is Way.FP32
+    assert none.notes == ["no plan takes at most 1e-06 MB"]
+
+
+def test_a_compiled_plan_that_is_worse_than_autocast_is_not_taken(tuned: Tuned) -> None:
+    search = searched(tuned[1], "time", 10**9)
+    before = search.best()
+    assert before.compiled is not None
+    same = [c for c in search.candidates if c.plan.plans == before.plan.plans]
+    lost = Deviation(error=1.0, angle=0.5, vanished=0.0, nonfinite=0.2)
+    samples = [{"first.weight": lost}] * len(before.compiled.gradients.error)
+    for one in same:
+        one.compiled = replace(before.compiled, gradients=Figures.of(samples))
+    after = search.best()
+    assert after.plan.plans != before.plan.plans
+    (why,) = {c.why for c in same}
+    assert why.startswith("worse than torch.autocast: overflow: Inf or NaN first in the")
+    assert why.endswith("gradient of first.weight (20% of its elements)")
+
+
+def test_where_low_formats_gain_nothing_the_step_stays_in_fp32(tuned: Tuned) -> None:
+    search = searched(tuned[1], "time", None)
+    search.fp32.seconds = 0.1  # whatever autocast takes of memory
+    assert search.best() is search.fp32
+    assert all(c.why for c in search.allowed()[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"loss": lambda net, x, _: net(x)}, r"the loss is a tensor of shape \(24, 4\)"),
+        ({"loss": lambda _, x, __: x.sum()}, "does not depend on parameters"),
+        ({"loss": lambda *_: 1.0}, "the loss is a float"),
+        ({"loss": 5}, "an int is no loss"),
+        ({"batches": [torch.ones(3)]}, "batch 0 is a Tensor, and no tuple"),
+        ({"batches": []}, "there is no batch"),
+        ({"batches": 5}, "a list is expected for batches"),
+        ({"batches": [(torch.ones(2, 16),), (torch.ones(3, 16),)]}, r"batch 1 has the form"),
+        ({"model": Net().requires_grad_(False)}, "no parameter of the module requires"),
+        ({"model": nn.ReLU()}, "no parameter of the module requires"),
+        ({"model": Net().to("meta")}, "the module is on meta, and tensor 0"),
+        ({"optimizer": torch.optim.SGD(Net().parameters())}, "has none of the module's"),
+        ({"optimizer": [3]}, "an int is no optimizer"),
+        ({"objective": "speed"}, "unknown objective 'speed'"),
+        ({"policy": "all:int8"}, "int8 is planned for models"),
+        ({"max_memory": 0}, "max_memory is 0"),
+        ({"moments": 0}, "moments is 0"),
+        ({"max_memry": 1}, "did you mean max_memory"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(change: dict[str, Any], said: str) -> None:
+    given: dict[str, Any] = {"model": Net(), "loss": loss, "batches": batches(), **change}
+    with pytest.raises(UsageError, match=said):
+        ft.tune_step(given.pop("model"), given.pop("loss"), given.pop("batches"), **given)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("no json", "not the plan of a training step"),
+        ("{}", "not the plan of a training step"),
+        ('{"kind": "finecast.step", "version": 9}', "a plan of version 9"),
+        ('{"kind": "finecast.step", "version": 1}', "not the plan of a training step"),
+    ],
+)
+def test_a_file_that_is_no_plan_of_a_step(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        ft.load_step(path, Net(), loss)
+
+
+def test_a_plan_of_a_step_reads_back_equal(tuned: Tuned) -> None:
+    plan = replace(tuned[1].plan, scale=2.0)
+    assert StepPlan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.slow
+def test_raf_s_example_with_loss_and_optimizer_in_the_step(
+    monkeypatch: pytest.MonkeyPatch, fast_bf16: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A layer of BERT; its two figures are the time of a step and its memory."""
+    from examples import bert_layer_training as example
+
+    sizes = {"BATCH": 2, "TOKENS": 16, "VOCABULARY": 64, "WIDTH": 32, "HEADS": 2}
+    for name, size in sizes.items():
+        monkeypatch.setattr(example, name, size)
+    model = example.Model()
+    some = torch.randint(0, 64, (2, 16)), torch.randint(0, 64, (2, 16))
+    call = example.tuned(model, some, "bf16")
+    said = capsys.readouterr().out
+    assert "as compiled autocast" in said
+    assert "MB at the peak" in said
+    step = example.training_step(model, call, scale=False)
+    before = model.head.weight.detach().clone()
+    example.show("AMP, finecast, tuned", step, model, some, repeats=1)
+    milliseconds, megabytes = capsys.readouterr().out.splitlines()
+    assert float(milliseconds.split()[-1]) > 0
+    assert float(megabytes.split()[-1]) > 0
+    assert not torch.equal(before, model.head.weight)
+
+
+def test_fp16_has_a_scale_of_the_loss_that_keeps_gradients_finite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from finecast.engines.torch import rates
+
+    def rate(*_: object) -> rates.Rate:
+        return rates.Rate(product_tflops=1.0, speed=4.0, bandwidth_gb_s=50.0, overhead_s=1e-7)
+
+    monkeypatch.setattr(rates, "rate", rate)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4))
+
+    def steep(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return 64.0 * loss(net, x, y)
+
+    result = ft.tune_step(
+        net, steep, batches(), policy="auto:fp16", max_memory=10**9, moments=1, between=0,
+        optimizer=torch.optim.SGD(net.parameters(), lr=1e-4),
+    )  # fmt: skip
+    assert 1.0 < result.plan.scale < 2.0**16
+    assert f"the loss is multiplied by {result.plan.scale:g}" in str(result)
+    scaler, before = result.step.scaler(), net[0].get_parameter("weight").detach().clone()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    scaler.scale(result.step(*batches()[0])).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert not torch.equal(before, net[0].get_parameter("weight"))
+    assert scaler.is_enabled()

@@ -1,0 +1,142 @@
+"""List the terms of finecast's own dialect in messages, help texts and pages.
+
+Each term has what the field calls it. A use that means something else, as code that is run, is
+allowed by its words, with the reason. ``python scripts/terms.py`` prints what is left, and a
+test holds that there is nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT = Path(__file__).parent.parent
+
+TERMS: Final[Mapping[str, str]] = {
+    r"codes": "quantized integers, quantized",
+    r"low|lowered|lowers": "reduced precision, cast down",
+    r"rac(?:e|es|ed|ing)": "benchmark",
+    r"anchors?": "baseline",
+    r"subjects?|examined": "tuning target, analysis",
+    r"t(?:ell|ells|elling|old)": "report, log, notice, say",
+    r"restat\w+": "rewritten",
+    r"tak\w+ (?:it |them )?back|took (?:it |them )?back": "revert",
+    r"fall\w* apart|fell apart": "not fused",
+    r"price.books?": "timing cache",
+    r"locks?|locked": "deployment manifest",
+    r"carr(?:y|ies|ied)": "recurrent state, cache",
+    r"units?": "precision group",
+    r"guests?": "plugin, adapter",
+    r"rungs?": "option",
+    r"second opinions?": "cross-engine check",
+    r"workloads?": "evaluation set",
+    r"casts inside": "casts within the plan's ops",
+    r"hint alone|over the hint": "the engine's precision hint",
+}
+"""Patterns of terms, and the words that messages and pages have in their place."""
+
+ALLOWED: Final[Mapping[str, str]] = {
+    r"exit[- ]codes?": "the number that a command ends with",
+    r"[\w.]*\.lock\.(?:json|npz)|--lock \w+": "the name of a file",
+    r"\blow\.(?:onnx|xml|pt2)|\(low,|'low'": "a name in code",
+    r"(?:very )?low (?:range|precision)": "less of it, which is said of formats",
+    r"unit in the last place": "the field's word for the distance of two numbers",
+    r"units? (?:differ|of their own)|(?:own|other|different|several) units?": "of numbers",
+    r"t(?:ell|ells|old) (?:them )?apart|tell a right model from": "to see a difference",
+    r"text-anchor|\.anchor|class=\"anchor\"|tuple\[Race": "a name in code",
+}
+"""Patterns of uses that are not the term, and why."""
+INSIDE: Final = (
+    *("architecture", "upstream", "testing.md", "conformance.md", "contributing.md"),
+    *(
+        "adjustments.md",
+        "fidelity.md",
+        "fusions.md",
+        "operators.md",
+        "prediction.md",
+        "zoo.md",
+    ),
+)
+"""Pages for those who change finecast, which name things as the code does: how it is built and
+tested, and records of measurements that scripts write.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A term in a text."""
+
+    file: Path
+    line: int
+    term: str
+    field: str
+    text: str
+
+    def __str__(self) -> str:
+        """A line for people."""
+        place = f"{self.file.relative_to(ROOT)}:{self.line}"
+        return f"{place}: {self.term!r} ({self.field}): {self.text}"
+
+
+def uses() -> Iterator[Use]:
+    """Each use of a term in a message, a help text or a page."""
+    for file, line, text in (*messages(), *pages()):
+        plain = re.sub(
+            "|".join(ALLOWED) or "(?!)", lambda m: " " * len(m[0]), text, flags=re.I
+        )
+        for pattern, field in TERMS.items():
+            for found in re.finditer(rf"(?<![\w-])(?:{pattern})(?![\w-])", plain, re.I):
+                start = max(found.start() - 50, 0)
+                around = " ".join(text[start : found.end() + 50].split())
+                yield Use(file, line, found[0], field, around)
+
+
+def messages() -> Iterator[tuple[Path, int, str]]:
+    """Texts in the code that have several words, but no docstrings."""
+    folders = (ROOT / "src", *sorted((ROOT / "plugins").glob("*/src")))
+    for file in (file for folder in folders for file in sorted(folder.rglob("*.py"))):
+        tree = ast.parse(file.read_text())
+        parts = {
+            id(v) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for v in n.values
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                parts.add(id(node.value))  # a docstring
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                told = "".join(
+                    str(v.value) if isinstance(v, ast.Constant) else "{}" for v in node.values
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                told = "" if id(node) in parts else node.value
+            else:
+                continue
+            if " " in told.strip():
+                yield file, node.lineno, told
+
+
+def pages() -> Iterator[tuple[Path, int, str]]:
+    """Lines of pages without their code."""
+    pages = ROOT / "docs"
+    own = (
+        f for f in sorted(pages.rglob("*.md")) if f.relative_to(pages).parts[0] not in INSIDE
+    )
+    for file in (ROOT / "README.md", *own):
+        fenced = False
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            if line.lstrip().startswith("```"):
+                fenced = not fenced
+            elif not fenced and not line.startswith("    "):
+                plain = re.sub(r"`[^`]*`|\]\([^)]*\)|<!--.*?-->", " ", line)
+                yield file, number, plain
+
+
+if __name__ == "__main__":
+    found = list(uses())
+    print("\n".join(map(str, found)))
+    sys.exit(1 if found else 0)
