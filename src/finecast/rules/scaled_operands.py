@@ -3,8 +3,8 @@
 Engines run on integers: products with constant weights, which have a scale for each output
 channel (a stack of matrices has one scale: OpenVINO reads past those of channels there, and
 ONNX Runtime has no kernel), matrix products of two values, and the addition of another value
-to a convolution's result in the convolution's kernel. They compute in floats from weights stored as codes:
-products, and lookups of rows in a table, which has a scale for each row.
+to a convolution's result in the convolution's kernel. They compute in floats from weights
+stored as codes: products, and lookups of rows in a table, which has a scale for each row.
 """
 
 from __future__ import annotations
