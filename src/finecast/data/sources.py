@@ -71,8 +71,8 @@ def _sizes(given: Mapping[str, int] | Sequence[str] | None) -> Mapping[str, int]
         partial(_number, least=1),
         where="--dim",
         form="NAME=SIZE",
-        fix="write NAME=4, with a whole number from 1 on; arrays that are empty, as a decoder's"
-        " first past is, are given by --data",
+        fix="write NAME=4, with a whole number from 1 on; arrays that are empty, as those of"
+        " a decoder's first past, are given by --data",
     )
 
 
