@@ -8,6 +8,7 @@ from typing import Unpack
 
 from finecast import keywords
 from finecast.api.models import Model, opened_in_fp32, plan_or_model
+from finecast.api.other_engines import slower_than_fp32
 from finecast.api.requests import casting, data_of, uncertified
 from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
@@ -19,7 +20,6 @@ from finecast.engines.exact import CachedSession
 from finecast.errors import UsageError
 from finecast.native.model import EmulatedLow, LowModel, OpenedModel, ReadOptions
 from finecast.native.opening import opened
-from finecast.native.other_engines import slower_than_fp32
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, reporting
 from finecast.rules.policy import Policy, Scope

@@ -12,6 +12,7 @@ from finecast import keywords
 from finecast.api.application import savable
 from finecast.api.conversion import judged_by_chosen, locked
 from finecast.api.models import Model, file_in, plan_of
+from finecast.api.other_engines import in_other_engines
 from finecast.api.outputs import declared
 from finecast.api.requests import data_of, device_of, goal_of
 from finecast.arguments import checked, group_of
@@ -28,7 +29,6 @@ from finecast.native.artefact import Destination
 from finecast.native.lock import Runner, lock_files
 from finecast.native.model import OpenedModel, ReadOptions
 from finecast.native.opening import plan_beside, study_beside
-from finecast.native.other_engines import in_other_engines
 from finecast.progress import Phases, Progress, reporting
 from finecast.reports import drawn
 from finecast.rules.policy import DEFAULT_POLICY, Policy

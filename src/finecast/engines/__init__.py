@@ -6,15 +6,16 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from finecast.calls import checks
 from finecast.engines.base import Engine, Loadable, Session, does_not_run
+from finecast.engines.known import ENGINES as ENGINES
+from finecast.engines.known import name_of as name_of
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.dry_run import CrashedError
-from finecast.naming import spelled, unknown_name
-from finecast.plugin import ONNX, PROGRAMS, SAVED_MODELS, EngineEntry, engines, imported_on_use
+from finecast.naming import unknown_name
+from finecast.plugin import ONNX, PROGRAMS, SAVED_MODELS, imported_on_use
 
 if TYPE_CHECKING:
     # Names of this room for others, as plugins: imported on first use.
@@ -50,11 +51,6 @@ EMULATOR = "emulator"
 
 PROGRAM_SUFFIX = ".pt2"
 
-ENGINES: Final[Mapping[str, EngineEntry]] = MappingProxyType(
-    {entry.name: entry for entry in engines()}
-)
-"""Known engines in order of preference; read-only."""
-
 
 def installed(name: str) -> bool:
     """Whether the library that the engine needs is installed; imports nothing."""
@@ -64,21 +60,6 @@ def installed(name: str) -> bool:
 def library_of(name: str) -> str:
     """The library that an engine needs."""
     return ENGINES[name].requires
-
-
-def name_of(spec: str) -> str:
-    """The engine's name in ``NAME`` or ``NAME:DEVICE``, in the spelling of ``ENGINES``."""
-    return spelled(spec.partition(":")[0])
-
-
-def title_of(spec: str) -> str:
-    """What messages call the engine in ``NAME`` or ``NAME:DEVICE``: ``OpenVINO on GPU``."""
-    entry = ENGINES.get(name_of(spec))
-    if entry is None:
-        return spec
-    device = spec.partition(":")[2].strip() or entry.device
-    title = entry.title or entry.name
-    return title if device == "CPU" else f"{title} on {device}"
 
 
 @checks

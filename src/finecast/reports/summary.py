@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from finecast.engines import title_of
 from finecast.engines.exact import RELATIVE_ERROR
+from finecast.engines.known import title_of
 from finecast.naming import an, enumerated, number_of, percent, percents
 from finecast.numbers.thresholds import MODELLED_GAIN
 

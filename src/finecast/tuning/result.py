@@ -14,15 +14,16 @@ from finecast.data.metrics import ExpectedLoss
 from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
 from finecast.engines.exact import RELATIVE_ERROR
+from finecast.engines.known import title_of
 from finecast.engines.usage import Inputs, how_to_run, in_memory_notes
 from finecast.errors import UsageError, in_shell
 from finecast.measure.environment import environment
+from finecast.measure.racing import Interval
 from finecast.measure.study import Trial
 from finecast.naming import number_of, percent
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.gains import Gain
 from finecast.native.opening import engine_of
-from finecast.native.other_engines import InOtherEngine
 from finecast.native.subject import Built
 from finecast.planning.contributions import Contributions
 from finecast.planning.kept_products import KeptProducts
@@ -46,6 +47,45 @@ class Verdict(Enum):
     CONVERTED = "converted"
     IMPROVED = "improved"
     UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InOtherEngine:
+    """How a tuned file does in an engine that it was not made in.
+
+    Attributes:
+        engine: The engine, as ``NAME:DEVICE``.
+        speed: How many times as fast as fp32 the file is there; None if it does not run.
+        why: Why it does not run there.
+    """
+
+    engine: str
+    speed: Interval | None = None
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        """The same in words."""
+        engine = title_of(self.engine)
+        if self.speed is None:
+            return f"this file does not run in {engine}: {self.why}"
+        times = f"{self.speed.median:.2f} times fp32's speed"
+        if self.speed.high < 1:
+            return f"this file is slower than fp32 in {engine}: {times}"
+        if self.speed.low > 1:
+            return f"this file is faster than fp32 in {engine}, too: {times}"
+        return f"this file is about as fast as fp32 in {engine}: {times}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same in JSON's types."""
+        speed = self.speed
+        return {
+            "engine": self.engine,
+            "speedup": None if speed is None else speed.median,
+            "low": None if speed is None else speed.low,
+            "high": None if speed is None else speed.high,
+            "why": self.why,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from finecast.data.metrics import ExpectedLoss
 from finecast.devices.targets import load_target
-from finecast.engines import title_of
 from finecast.engines.exact import RELATIVE_ERROR
+from finecast.engines.known import title_of
 from finecast.measure.environment import cpu_label, environment
 from finecast.naming import enumerated, number_of, percent
 from finecast.numbers.formats import Format

@@ -10,9 +10,10 @@ import pytest
 from onnx import TensorProto, helper
 
 import finecast
+from finecast.api.other_engines import in_other_engines
 from finecast.engines import title_of
 from finecast.measure.racing import Interval, Race
-from finecast.native.other_engines import InOtherEngine, in_other_engines
+from finecast.tuning.result import InOtherEngine
 
 FEEDS = {"x": np.ones((2, 4), np.float32)}
 

@@ -7,60 +7,21 @@ formats differ, or not run there at all.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from finecast.engines import ENGINES, get_engine, installed, name_of, title_of
+from finecast.engines import ENGINES, get_engine, installed, name_of
 from finecast.engines.base import Feeds, Session, feeds_for
 from finecast.errors import FinecastError
-from finecast.measure.racing import Effort, Interval, Race
+from finecast.measure.racing import Effort, Race
 from finecast.native.opening import runs_in
+from finecast.tuning.result import InOtherEngine
 
 _LOOK: Final = Effort(min_time_s=0.2, rounds=5, warmup=2)
 _TUNED: Final = "tuned"
 _OF_FILES: Final = "ONNX"
 """The framework of engines that load a file in less than a second: others compile it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InOtherEngine:
-    """How a tuned file does in an engine that it was not made in.
-
-    Attributes:
-        engine: The engine, as ``NAME:DEVICE``.
-        speed: How many times as fast as fp32 the file is there; None if it does not run.
-        why: Why it does not run there.
-    """
-
-    engine: str
-    speed: Interval | None = None
-    why: str = ""
-
-    @property
-    def text(self) -> str:
-        """The same in words."""
-        engine = title_of(self.engine)
-        if self.speed is None:
-            return f"this file does not run in {engine}: {self.why}"
-        times = f"{self.speed.median:.2f} times fp32's speed"
-        if self.speed.high < 1:
-            return f"this file is slower than fp32 in {engine}: {times}"
-        if self.speed.low > 1:
-            return f"this file is faster than fp32 in {engine}, too: {times}"
-        return f"this file is about as fast as fp32 in {engine}: {times}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same in JSON's types."""
-        speed = self.speed
-        return {
-            "engine": self.engine,
-            "speedup": None if speed is None else speed.median,
-            "low": None if speed is None else speed.low,
-            "high": None if speed is None else speed.high,
-            "why": self.why,
-        }
 
 
 def in_other_engines(

@@ -1,0 +1,30 @@
+"""The engines that are known, and what messages call them; no engine is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from finecast.naming import spelled
+from finecast.plugin import EngineEntry, engines
+
+ENGINES: Final[Mapping[str, EngineEntry]] = MappingProxyType(
+    {entry.name: entry for entry in engines()}
+)
+"""Known engines in order of preference; read-only."""
+
+
+def name_of(spec: str) -> str:
+    """The engine's name in ``NAME`` or ``NAME:DEVICE``, in the spelling of ``ENGINES``."""
+    return spelled(spec.partition(":")[0])
+
+
+def title_of(spec: str) -> str:
+    """What messages call the engine in ``NAME`` or ``NAME:DEVICE``: ``OpenVINO on GPU``."""
+    entry = ENGINES.get(name_of(spec))
+    if entry is None:
+        return spec
+    device = spec.partition(":")[2].strip() or entry.device
+    title = entry.title or entry.name
+    return title if device == "CPU" else f"{title} on {device}"
