@@ -77,6 +77,8 @@ OF_PLUGINS = ["tensorflow"] if "tensorflow" in ENGINES else []
         ({"policy": 3}, "3 is no policy"),
         ({"policy": "bf16"}, "'bf16' is a format, and a scope is expected .*write all:bf16"),
         ({"target": "h101"}, "unknown target 'h101': did you mean h100"),
+        ({"target": "h10"}, "unknown target 'h10': did you mean h100"),
+        ({"target": "hopper"}, "unknown target 'hopper': did you mean sm90"),
         ({"tolerance": 0.1, "max_drop": 0.2}, "give one of tolerance, max_drop and keep"),
         ({"data": 7}, "data of type int is not iterable"),
         ({"calib": five}, "returns int, and arrays by the names of the inputs are needed"),

@@ -193,7 +193,8 @@ def assignments(
     of the rest, and raises ValueError if it is none.
 
     Raises:
-        UsageError: If a text is not of the ``form``, as ``NAME=SIZE``; tells the ``fix``.
+        UsageError: If a text is not of the ``form``, as ``NAME=SIZE``; tells the ``fix``, with
+            the user's own name in it.
     """
     if isinstance(given, Mapping):
         return dict(given)
@@ -204,7 +205,9 @@ def assignments(
             if equals and name.strip():
                 values[name.strip()] = read(value.strip())
                 continue
-        raise UsageError(f"{text!r} is not {form}", where=where, fix=fix)
+        own = (name if equals else text).strip() or "NAME"
+        advice = fix.replace("NAME", own)
+        raise UsageError(f"{text!r} is not {form}", where=where, fix=advice)
     return values
 
 

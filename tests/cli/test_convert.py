@@ -150,6 +150,8 @@ def test_names_that_match_nothing_are_errors_before_any_work(
 @pytest.mark.parametrize(("options", "words"), [
     (["--dim", "M=3"], "unknown free dimension 'M' (--dim): use one of N, x.0"),
     (["--dim", "M=3", "--no-verify"], "unknown free dimension 'M'"),
+    (["--dim", "N=0"], "'N=0' is not NAME=SIZE (--dim): write N=4"),
+    (["--dim", "=3"], "write NAME=4"),
     (["--dim", "N=3", "--data", "DATA"], "--dim sizes random feeds, and data is given"),
     (["--data", "DATA", "--labels", "labell"], "did you mean label?"),
     (["--labels", "label"], "--labels names an array of --data"),

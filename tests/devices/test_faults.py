@@ -29,6 +29,7 @@ NEEDS = {
     "openvino-computed-axes": "avx512_bf16",
     "openvino-lost-marks": "avx512_bf16",
     "openvino-reduced-codes": "avx512_vnni",
+    "openvino-stacked-scales": "avx512_vnni",
     "openvino-sums-of-codes": "avx512_vnni",
 }
 """Instructions without which a CPU does not show a fault."""

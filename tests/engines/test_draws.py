@@ -72,6 +72,31 @@ def test_engines_draw_the_same_and_as_the_ops_say(opset: int) -> None:
     np.testing.assert_allclose(shares, chances.mean(axis=0), atol=0.04)
 
 
+@pytest.mark.parametrize(
+    "node",
+    ["d = Dropout(h, ratio, training)", "r = RandomNormalLike(h)  d = Add(h, r)"],
+    ids=["dropout", "like"],
+)
+def test_draws_have_the_type_of_what_they_are_mixed_with(node: str, tmp_path: Path) -> None:
+    """In operation sets before 15, too, which have no CastLike."""
+    model = parse(
+        "net (float[n,64] x) => (float[n,64] y) <float ratio = {0.25}, bool training = {1}>"
+        f" {{ h = MatMul(x, w)  {node}  y = MatMul(d, w) }}",
+        opset=13,
+        ir_version=8,
+    )
+    weights = np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32) / 8
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    onnx.save(model, tmp_path / "net.onnx")
+    done = finecast.convert(
+        tmp_path / "net.onnx", tmp_path / "low.onnx", "all:bf16", data={"x": X64}
+    )
+    assert done.verified.relative_error is not None
+    assert done.verified.relative_error < 0.05
+    written = onnx.load(tmp_path / "low.onnx")
+    assert not {"CastLike", "Range"} & {n.op_type for n in written.graph.node}
+
+
 def test_bernoulli_follows_its_chances() -> None:
     model = every(
         15, "net (float[n,8] x) => (float[n,8] y) { p = Sigmoid(x) y = Bernoulli(p) }"

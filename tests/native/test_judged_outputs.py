@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +14,11 @@ import finecast
 from finecast.data.deviation import expected
 from finecast.data.sources import DataOptions
 from finecast.engines import installed
-from finecast.engines.base import Array, Feeds, KernelTime, Session
+from finecast.engines.base import Array, Engine, Feeds, KernelTime, Session
 from finecast.engines.fallen_apart import Kernels
 from finecast.errors import WrongNumbersError
+from finecast.frontends.onnx import Applied
+from finecast.native import acceptance
 from finecast.native.acceptance import Pair
 from finecast.native.judged_outputs import JudgedOutput
 from finecast.numbers.formats import Format
@@ -142,6 +144,57 @@ node d gather onnx::Gather - (%3) -> (%4 d int64[8,1])
 output %3
 output %4
 """
+
+
+LOOKUP = """net (float[64,64] x) => (float[64,64] y) {
+  [in] z = MatMul(x, w)
+  [pick] k = ArgMax<axis = 1, keepdims = 0>(z)
+  [look] e = Gather<axis = 0>(w, k)
+  [out] y = Add(e, z) }"""
+
+
+def looked_up(folder: Path) -> Path:
+    """Rows that classes pick, which differ altogether where a class does."""
+    model = parse(LOOKUP)
+    model.graph.initializer.append(tensor("w", SQUARE))
+    onnx.save(model, folder / "net.onnx")
+    return folder / "net.onnx"
+
+
+def test_no_right_digit_behind_decisions_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spoil(monkeypatch, np.negative)
+    done = convert(looked_up(tmp_path))
+    assert any(
+        "no digit of it is right behind decisions" in said and "'y'" in said
+        for said in done.warnings
+    )
+
+
+@pytest.mark.parametrize("change", [np.negative, lambda a: np.full_like(a, np.nan)])
+def test_an_op_that_is_wrong_before_decisions_keeps_fp32(
+    change: Callable[[Array], Array], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The op that an engine computes wrongly is found, whatever follows decisions."""
+    spoil(monkeypatch, change)
+    load, show, spoilt = acceptance.load_model, Applied.with_outputs, list[object]()
+
+    def shown(applied: Applied, names: Sequence[str]) -> object:
+        model = show(applied, names)
+        if applied.edits:
+            spoilt.append(model)
+        return model
+
+    def loaded(engine: Engine, model: object) -> Session:
+        session = load(engine, model)
+        return Spoiled(session, change) if any(m is model for m in spoilt) else session
+
+    monkeypatch.setattr(Applied, "with_outputs", shown)
+    monkeypatch.setattr(acceptance, "load_model", loaded)
+    with pytest.raises(WrongNumbersError, match="first at 'in'") as caught:
+        convert(looked_up(tmp_path))
+    assert "in" in caught.value.unfit
 
 
 def test_what_follows_from_choices_in_another_way_is_not_judged() -> None:

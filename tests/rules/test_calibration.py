@@ -83,7 +83,8 @@ def test_scales_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ("op", "shape", "axis"),
     [
         ("conv", (4, 3, 2), 0),
-        ("matmul", (5, 3, 2), 2),
+        ("matmul", (5, 3), 1),
+        ("matmul", (5, 3, 2), None),  # a stack of matrices
         ("matmul", (3,), None),  # its one axis is summed over
         ("gemm", (5, 3), 1),
     ],

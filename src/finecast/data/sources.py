@@ -60,7 +60,7 @@ def _axes(given: Mapping[str, int | None] | Sequence[str] | None) -> Mapping[str
         axis,
         where="--sample-axis",
         form="NAME=none or NAME=AXIS",
-        fix="write x=none, or x=0 for the first axis",
+        fix="write NAME=none, or NAME=0 for the first axis",
     )
 
 
@@ -71,8 +71,8 @@ def _sizes(given: Mapping[str, int] | Sequence[str] | None) -> Mapping[str, int]
         partial(_number, least=1),
         where="--dim",
         form="NAME=SIZE",
-        fix="write n=4, with a whole number from 1 on; arrays that are empty, as a decoder's"
-        " first past is, are given by --data",
+        fix="write NAME=4, with a whole number from 1 on; arrays that are empty, as those of"
+        " a decoder's first past, are given by --data",
     )
 
 

@@ -359,18 +359,6 @@ def _state_start(graph: Graph, low: Format) -> Mapping[int, str]:
     }
 
 
-def _batched_weights(graph: Graph, low: Format) -> Mapping[int, str]:
-    """Products by a constant of several matrices: their kernel on integers does not run."""
-    known = graph.once(settled)
-    return {
-        node.id: f"onnxruntime has no {low.label} kernel for weights of several matrices"
-        for node in graph.nodes
-        if node.op in _PRODUCTS and len(node.inputs) > 1
-        if (weights := node.inputs[1]) is not None and weights in known
-        if len(graph.values[weights].shape or ()) > 2
-    }
-
-
 def _reduced_codes(graph: Graph, low: Format) -> Mapping[int, str]:
     """Ops that quantize a maximum, a minimum, or what drops an axis before another one.
 
@@ -504,7 +492,6 @@ FAULTS: Final[tuple[Fault, ...]] = (
         formats=_BF16,
         find=_kernels("com.microsoft::BiasAdd"),
     ),
-    Fault(name="onnxruntime-batched-weights", formats=_INT8, find=_batched_weights),
     Fault(
         name="onnxruntime-scatter-nd",
         formats=_FP16 | _BF16,

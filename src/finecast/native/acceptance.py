@@ -4,7 +4,8 @@ Law: a model is refused if it gives NaN or Inf where fp32 gives none; if no digi
 is right; or if an output's error in the engine is far above that of the model's formats, which
 means that the engine computes some op wrongly. Of outputs that are decisions by rounded
 numbers (classes, masks) the share that changes is the error; of what follows from decisions in
-other ways it does not count (``native/judged_outputs.py``). Nor does it for outputs whose
+other ways it does not count (``native/judged_outputs.py``), unless an op before the decisions
+is computed wrongly; where no digit is right, that is told. Nor does it for outputs whose
 digits fp32 itself does not determine.
 
 On random inputs a good model may lose all digits: numbers that it never saw in training
@@ -259,12 +260,20 @@ def _fault(
     graph = case.applied.graph
     values = {v.name: v for v in graph.outputs}
     suspects: list[tuple[JudgedOutput, Array]] = []
+    lost: list[tuple[str, float]] = []
     pairs = matched(free_outputs(graph), got, wanted)
     for name, reference in pairs.wanted.items():
         difference, value = deviation(pairs.got[name], reference), values.get(name)
         if difference.nonfinite:
             text = f"output {name!r} has NaN or Inf where fp32 has none"
-            return _Fault(output=name, text=text, bad=lambda _, d: d.nonfinite), ()
+            formats = _explained(case)
+            engine = formats is not None and not deviation(formats[name], reference).nonfinite
+            return _Fault(
+                output=name,
+                text=f"{text}, nor in its formats" if engine else text,
+                engine=engine,
+                bad=lambda _, d: d.nonfinite,
+            ), ()
         if value is not None and value.id in bounds.decided and not difference.comparable:
             continue
         if not difference.comparable:
@@ -276,9 +285,47 @@ def _fault(
         one = value and JudgedOutput.of(graph, bounds, value, reference)
         if one is not None and one.error(pairs.got[name]) > one.unnoticed:
             suspects.append((one, pairs.got[name]))
+        if one is None and difference.relative >= LIMIT:
+            lost.append((name, difference.relative))
     _check_given(case, suspects)
     fault = _mistaken(case, bounds, suspects)
-    return (fault, ()) if fault is not None else _hopeless(case, suspects)
+    if fault is not None:
+        return fault, ()
+    fault, warnings = _hopeless(case, suspects)
+    if fault is not None or not lost:
+        return fault, warnings
+    fault, texts = _behind_decisions(case, bounds, lost, pairs.wanted)
+    return fault, (*warnings, *texts)
+
+
+def _behind_decisions(
+    case: Case, bounds: Expected, lost: Sequence[tuple[str, float]], wanted: Outputs
+) -> tuple[_Fault | None, tuple[str, ...]]:
+    """The fault of an op before the decisions that outputs follow, with warnings without one.
+
+    Errors of outputs behind decisions have no bound. Where no digit is right, and the formats
+    alone explain that by no means, the engine may compute an op before them wrongly.
+    """
+    formats, warnings = _explained(case), list[str]()
+    for name, error in lost:
+        text = f"output {name!r} has a relative error of {error:.3g}"
+        alone = None if formats is None else deviation(formats[name], wanted[name])
+        if alone is not None and alone.comparable and error > excused(alone.relative):
+            fault = _Fault(
+                output=name,
+                text=f"{text} in {case.engine.name}, where its formats give"
+                f" {alone.relative:.3g}: an op is computed wrongly",
+                engine=True,
+                bad=partial(_beyond, bounds),
+            )
+            node = _first_wrong(case, bounds, fault)
+            if node is not None and not bounds.decided.issuperset(node.outputs):
+                return fault, ()
+        warnings.append(
+            f"{text}: no digit of it is right behind decisions by rounded numbers. Judge the"
+            " model on your data, by `tune`"
+        )
+    return None, tuple(warnings)
 
 
 def _check_given(case: Case, suspects: Sequence[tuple[JudgedOutput, Array]]) -> None:
@@ -409,12 +456,9 @@ def _mistaken(
     case: Case, bounds: Expected, suspects: Sequence[tuple[JudgedOutput, Array]]
 ) -> _Fault | None:
     """The fault of an output whose error is far above that of the model's formats."""
-    if case.engine.emulates is not None or not case.pair.source.explains or not suspects:
+    model = _explained(case) if suspects else None
+    if model is None:
         return None
-    try:
-        model = case.pair.explained(case.pair.built.plan, case.feeds)
-    except EngineError:
-        return None  # no other engine here runs it
     for one, got in suspects:
         error, predicted = one.error(got), one.error(model[one.name])
         limit = one.excused(predicted)
@@ -427,6 +471,15 @@ def _mistaken(
                 chooser=one.chooser,
                 bad=partial(_beyond, bounds) if one.chooser else partial(_lost, limit=limit),
             )
+    return None
+
+
+def _explained(case: Case) -> Outputs | None:
+    """What the model's formats alone give; None if emulated or not run here."""
+    if case.engine.emulates is not None or not case.pair.source.explains:
+        return None
+    with suppress(EngineError):
+        return case.pair.explained(case.pair.built.plan, case.feeds)
     return None
 
 

@@ -1,9 +1,10 @@
 """Which operands of an op are encoded in a format with parameters, and along which axes.
 
 Engines run on integers: products with constant weights, which have a scale for each output
-channel, matrix products of two values, and the addition of another value to a convolution's
-result in the convolution's kernel. They compute in floats from weights stored as codes:
-products, and lookups of rows in a table, which has a scale for each row.
+channel (a stack of matrices has one scale: OpenVINO reads past those of channels there, and
+ONNX Runtime has no kernel), matrix products of two values, and the addition of another value
+to a convolution's result in the convolution's kernel. They compute in floats from weights
+stored as codes: products, and lookups of rows in a table, which has a scale for each row.
 """
 
 from __future__ import annotations
@@ -206,10 +207,12 @@ def _is_stored(graph: Graph, value: Value) -> bool:
 
 
 def _any_product(graph: Graph, node: Node) -> Axes:
-    """A matrix product by weights, or of two values, each of which has one scale."""
+    """A product by a matrix; values and stacks of matrices have one scale each."""
     if node.id in graph.once(products_of_values):
         return {0: (), 1: ()}
-    return _matrix_product(graph, node)
+    axes, weights = _matrix_product(graph, node), _operand(graph, node, 1)
+    stacked = weights is not None and len(weights.shape or ()) > _MATRIX
+    return dict.fromkeys(axes, ()) if stacked else axes
 
 
 def _matrix_product(graph: Graph, node: Node) -> Axes:

@@ -239,7 +239,8 @@ def load_target(name: str) -> Target:
         known |= _PRODUCTS
     word = spelled(name)
     if word and target_named(word) not in known:
-        meant = [n for n in list_targets() if word in spelled(_load(n).description)]
+        described = (n for n in list_targets() if word in spelled(_load(n).description))
+        meant = [n for n in _PRODUCTS if n.startswith(word)] or [*described]
         if meant:
             raise UsageError(
                 f"unknown target {name!r}", fix=f"did you mean {' or '.join(meant[:3])}?"

@@ -23,6 +23,8 @@ which elements are numbered, Softmax is of one axis, and sums take axes as an in
 _TRAINING: Final = 2
 """The input of a Dropout that is True in training."""
 _CAST_LIKE: Final = 15
+"""The first set in which draws have the type of what they are mixed with. It changes no op of
+the two before it but by what an op can do besides: a model of theirs is read as one of it."""
 _FLOAT, _INT32, _INT64 = 1, 6, 7
 """ONNX's numbers of types."""
 
@@ -59,29 +61,33 @@ def fix_draws(proto: onnx.ModelProto, folder: str = "") -> bool:
         proto: The model, which is changed. Its weights may lie in files.
         folder: That of these files.
     """
-    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
-    if opset < FIXED_FROM:
+    stated = [o for o in proto.opset_import if o.domain in ("", "ai.onnx")]
+    if not stated or stated[0].version < FIXED_FROM or not may_draw(proto):
         return False
     numbers = count()
     for nodes in (proto.graph, *proto.functions):
-        _fix(nodes, opset, numbers, folder)
-    return next(numbers) > 0
+        _fix(nodes, numbers, folder)
+    if not next(numbers):
+        return False
+    stated += (
+        o for f in proto.functions for o in f.opset_import if o.domain == stated[0].domain
+    )
+    for one in stated:
+        one.version = max(one.version, _CAST_LIKE)
+    return True
 
 
 def _fix(
-    graph: onnx.GraphProto | onnx.FunctionProto,
-    opset: int,
-    numbers: Iterator[int],
-    folder: str,
+    graph: onnx.GraphProto | onnx.FunctionProto, numbers: Iterator[int], folder: str
 ) -> None:
     true = _true_constants(graph, folder)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         for body in _bodies(node):
-            _fix(body, opset, numbers, folder)
+            _fix(body, numbers, folder)
         training = len(node.input) > _TRAINING and node.input[_TRAINING] in true
         if draws(node.op_type, node.domain, training=training):
-            nodes += _Table(node, next(numbers), opset).nodes()
+            nodes += _Table(node, next(numbers)).nodes()
         else:
             nodes.append(node)
     del graph.node[:]
@@ -109,10 +115,10 @@ def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 class _Table:
     """The nodes that stand for one random op."""
 
-    def __init__(self, node: onnx.NodeProto, number: int, opset: int) -> None:
+    def __init__(self, node: onnx.NodeProto, number: int) -> None:
         import onnx
 
-        self._node, self._number, self._opset = node, number, opset
+        self._node, self._number = node, number
         self._stated = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         self._made: list[onnx.NodeProto] = []
         self._base = f"{next(name for name in node.output if name)}/draw"
@@ -147,9 +153,7 @@ class _Table:
         self._op("Not", self._op("Less", drawn, ratio), output=mask)
         kept = self._op("Cast", mask, to=_FLOAT)
         kept = self._op("Div", kept, self._op("Sub", self._floats(1.0), ratio))
-        if self._opset >= _CAST_LIKE:
-            kept = self._op("CastLike", kept, data)
-        self._op("Mul", data, kept, output=outputs[0])
+        self._op("Mul", data, self._op("CastLike", kept, data), output=outputs[0])
 
     def _multinomial(self) -> None:
         """The first class up to which chances add up to more than what is drawn."""
@@ -192,7 +196,7 @@ class _Table:
         """``value`` as the op's result, of its type: stated, or else that of its input."""
         output = self._node.output[0]
         kind = self._stated.get("dtype")
-        if kind is None and self._node.op_type in _LIKE and self._opset >= _CAST_LIKE:
+        if kind is None and self._node.op_type in _LIKE:
             self._op("CastLike", value, self._node.input[0], output=output)
         else:
             self._op("Cast", value, to=int(kind or _FLOAT), output=output)
