@@ -173,7 +173,7 @@ def _bytes_of(given: str | int | None) -> int | None:
         raise UsageError(
             f"{given!r} is no size of a file",
             where="--max-size",
-            fix=f"give a number and a unit ({', '.join(_UNITS)}), as 120MB",
+            fix=f"give a number of {', '.join(_UNITS)}, as 120MB",
         )
     return size
 
