@@ -17,7 +17,7 @@ import finecast.torch as ft
 from finecast.engines.torch import rates
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
-from plugins.training.tests.uncompiled import compile_op_by_op
+from finecast_training.inductor import compile_op_by_op
 from zoo.job import Found, Job, is_wrong
 from zoo.network import float_outputs, relative_error
 from zoo.outcome import StageError, Status, WrongNumbersError, during

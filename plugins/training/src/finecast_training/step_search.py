@@ -167,7 +167,8 @@ class StepSearch:
         """Names, policies and sets of rules of plans that no solver makes."""
         rules = [("rules of torch.autocast's", self.policy, FINECAST)]
         for scope, name in ((Scope.MATMULT, "products"), (Scope.ALL, "all ops")):
-            rules.append((f"{name} in reduced precision", replace(self.policy, scope=scope), FINECAST))
+            scoped = replace(self.policy, scope=scope)
+            rules.append((f"{name} in reduced precision", scoped, FINECAST))
         if "raf" in GUESTS and len(self.policy.formats) == 1:
             rules.append(("RAF's rules", self.policy, "raf"))
         return rules
