@@ -174,3 +174,11 @@ def test_slices_are_found_once_for_all_probes(monkeypatch: pytest.MonkeyPatch) -
     assert sought == [None]
     assert errors.probes == 4
     assert errors.values == pytest.approx([1e-4] * 3)
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_near_the_largest_have_slices() -> None:
+    """Garbage of an engine, and missing values stated as the largest number."""
+    huge = np.full((64, 4), 3e38, np.float32)
+    huge[:, 2:] = 1
+    assert len(slices_of(huge)) == 2

@@ -30,7 +30,7 @@ from finecast.data.response import blurred, nan_outputs, untold
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, each_call, feeds_for
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import load_model
-from finecast.errors import EngineError, Unfit, WrongNumbersError
+from finecast.errors import EngineError, WrongNumbersError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node
 from finecast.native.judged_outputs import JudgedOutput
@@ -45,6 +45,8 @@ _FIX: Final = (
     "keep it in fp32 by --exclude or --op NAME=fp32, use another format or `tune`; "
     "--no-verify writes the model all the same"
 )
+
+_ELSEWHERE: Final = "use another engine: an ONNX model runs in onnxruntime"
 
 _ON_DATA: Final = "Verify the model on data of its own: --data FILE.npz, or `tune`"
 
@@ -215,10 +217,12 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
         raise WrongNumbersError(fault.text, where=where, fix=fix)
     node = _first_wrong(case, bounds, fault)
     where = f"first at {node.name!r} ({node.native})" if node is not None else ""
-    unfit: Unfit = {}
-    if node is not None and fault.engine and node.id in case.formats:
-        label = case.formats[node.id].label
-        unfit = {node.name: (label, f"computes it wrongly: {fault.text}")}
+    if node is None or not fault.engine:
+        raise WrongNumbersError(fault.text, where=where, fix=case.fix)
+    fmt = case.formats.get(node.id, Format.FP32)
+    if fmt is Format.FP32:  # such as an op that came quantized
+        raise WrongNumbersError(fault.text, where=where, fix=_ELSEWHERE)
+    unfit = {node.name: (fmt.label, f"computes it wrongly: {fault.text}")}
     raise WrongNumbersError(fault.text, where=where, fix=case.fix, unfit=unfit)
 
 
@@ -341,7 +345,7 @@ def _check_given(case: Case, suspects: Sequence[tuple[JudgedOutput, Array]]) -> 
             raise EngineError(
                 f"{case.engine.name} computes the model wrongly as it was given:"
                 f" {right.text(right.error(one.wanted))} in fp32",
-                fix="use another engine: an ONNX model runs in onnxruntime",
+                fix=_ELSEWHERE,
             )
 
 

@@ -29,6 +29,8 @@ BOUNDED: Final = 1.0
 # Numbers that stay below this are no scores of what was detected, but channels that are dead
 # on the data: their relative error says nothing.
 _NOISE: Final = 1e-3
+# Larger numbers count as this one, of which multiples and sums of two are finite.
+_LARGEST: Final = float(np.finfo(np.float32).max) / (2 * _APART)
 # Numbers by which an index of an axis is judged: of fewer the largest is often a small one.
 LEAST: Final = 16
 
@@ -104,12 +106,12 @@ def groups_along(sizes: NDArray[np.float32], axis: int) -> list[tuple[int, ...]]
     if count < 2 or sizes.size < LEAST * count:
         return []
     others = tuple(i for i in range(sizes.ndim) if i != axis)
-    largest = sizes.max(axis=others)
+    largest = np.minimum(sizes.max(axis=others), _LARGEST)
     ordered = np.sort(largest)[::-1]
     # No median is above the largest number: most axes are done here.
     if not (ordered[:-1] >= _APART * np.maximum(ordered[1:], _NOISE / _APART)).any():
         return []
-    usual = np.median(sizes, axis=others)
+    usual = np.median(np.minimum(sizes, _LARGEST), axis=others)
     order = np.argsort(-usual, kind="stable")
     least = usual[order][:-1]
     beyond = np.maximum.accumulate(largest[order][::-1])[::-1][1:]
