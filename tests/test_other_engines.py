@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 import finecast
 from finecast.api.other_engines import in_other_engines
-from finecast.engines import title_of
+from finecast.engines.known import title_of
 from finecast.measure.racing import Interval, Race
 from finecast.tuning.result import InOtherEngine
 

@@ -12,7 +12,7 @@ import pytest
 
 from finecast import progress
 from finecast.errors import UsageError
-from finecast.progress import Notice, Phases, Step, reporting, shown, silent
+from finecast.progress import Detail, Notice, Phases, reporting, shown, silent
 from tests.cli.test_output import ACTS, NASTY
 
 
@@ -91,7 +91,7 @@ def test_steps_are_shown_where_they_are_asked_for(
     capsys: pytest.CaptureFixture[str], *, steps: bool
 ) -> None:
     with shown("tuning", steps=steps) as report:
-        report(Step("benchmark of plan 8"), 1, 1)
+        report(Detail("benchmark of plan 8"), 1, 1)
     assert capsys.readouterr().err == ("tuning: benchmark of plan 8\n" if steps else "")
 
 

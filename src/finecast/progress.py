@@ -40,7 +40,7 @@ class Notice(str):
     __slots__ = ()
 
 
-class Step(Notice):
+class Detail(Notice):
     """A remark for those who ask for details: what was measured, and why."""
 
     __slots__ = ()
@@ -148,7 +148,7 @@ class Overall:
 def shown(title: str, *, steps: bool = False) -> Generator[Progress]:
     """Progress on stderr: a bar on a terminal, one line that changes in a notebook.
 
-    In a file or a pipe it is a line now and then. Each ``Step`` is a line if ``steps`` are
+    In a file or a pipe it is a line now and then. Each ``Detail`` is a line if ``steps`` are
     asked for.
     """
     if not sys.stderr.isatty():
@@ -186,7 +186,7 @@ def shown(title: str, *, steps: bool = False) -> Generator[Progress]:
         def report(stage: str, done: int, total: int) -> None:
             text = escape(safe(f"{title}: {stage}"))
             if isinstance(stage, Notice):
-                if steps or not isinstance(stage, Step):
+                if steps or not isinstance(stage, Detail):
                     bar.console.print(text)
                 return
             whole.report(stage, done, total)
@@ -211,7 +211,7 @@ class _Lines:
 
     def report(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if isinstance(stage, Step) and not self._steps:
+        if isinstance(stage, Detail) and not self._steps:
             return
         if isinstance(stage, Notice):
             self._write(one_line(f"{self._title}: {stage}"))

@@ -8,13 +8,13 @@ import pytest
 from finecast import engines
 from finecast.engines import (
     ENGINES,
-    EngineEntry,
     default_engine,
     devices,
     get_engine,
     installed,
 )
 from finecast.errors import EngineError, UsageError
+from finecast.plugin import EngineEntry
 
 
 def test_unknown_engines_list_the_known_ones() -> None:

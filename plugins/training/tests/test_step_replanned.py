@@ -20,7 +20,7 @@ from finecast import Format, Policy
 from finecast.errors import UsageError
 from finecast_training.backend import Backend
 from finecast_training.faults import overflow, stalled
-from finecast_training.measures import Deviation, Exactness, Figures, deviations
+from finecast_training.measures import Exactness, GradientDeviation, StepFigures, deviations
 from finecast_training.paired_trial import PairedTrial
 from finecast_training.step import LossOf
 from finecast_training.step_plan import StepPlan, Way
@@ -96,8 +96,8 @@ def test_a_plan_that_became_worse_than_autocast_is_left(fast_bf16: None) -> None
         step.replan()
     bad = step.plan
     exact = StepPlan(name="all in fp32", policy=POLICY, way=Way.FP32)
-    worst = Figures.of(
-        [{"first.weight": Deviation(error=9, angle=1, vanished=0, nonfinite=0)}]
+    worst = StepFigures.of(
+        [{"first.weight": GradientDeviation(error=9, angle=1, vanished=0, nonfinite=0)}]
     )
     step.known = (bad, exact)
     step(*batch()).backward()
@@ -154,15 +154,15 @@ def test_a_schedule_changes_plans_at_its_calls() -> None:
 
 
 def test_an_overflow_is_named_by_the_layer_in_which_it_begins() -> None:
-    fine = Deviation(error=0.1, angle=0, vanished=0, nonfinite=0)
-    lost = Deviation(error=float("inf"), angle=1, vanished=0, nonfinite=0.5)
-    figures = Figures.of([{"first": lost, "middle": lost, "last": fine}])
+    fine = GradientDeviation(error=0.1, angle=0, vanished=0, nonfinite=0)
+    lost = GradientDeviation(error=float("inf"), angle=1, vanished=0, nonfinite=0.5)
+    figures = StepFigures.of([{"first": lost, "middle": lost, "last": fine}])
     said = overflow(figures)
     assert said == (
         "overflow: Inf or NaN first in the gradient of middle (50% of its elements),"
         " then in 1 before it"
     )
-    assert overflow(Figures.of([{"last": fine}])) == ""
+    assert overflow(StepFigures.of([{"last": fine}])) == ""
 
 
 def test_fp16_overflows_in_one_layer_and_a_smaller_scale_mends_it() -> None:

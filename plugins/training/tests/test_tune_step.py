@@ -22,7 +22,7 @@ from finecast.errors import UsageError
 from finecast.measure.racing import Race
 from finecast.progress import silent
 from finecast_training import step_search
-from finecast_training.measures import Deviation, Figures
+from finecast_training.measures import GradientDeviation, StepFigures
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_search import StepSearch
 from finecast_training.step_tuning import StepResult
@@ -233,10 +233,10 @@ def test_a_compiled_plan_that_is_worse_than_autocast_is_not_taken(tuned: Tuned) 
     before = search.best()
     assert before.compiled is not None
     same = [c for c in search.candidates if c.plan.plans == before.plan.plans]
-    lost = Deviation(error=1.0, angle=0.5, vanished=0.0, nonfinite=0.2)
+    lost = GradientDeviation(error=1.0, angle=0.5, vanished=0.0, nonfinite=0.2)
     samples = [{"first.weight": lost}] * len(before.compiled.gradients.error)
     for one in same:
-        one.compiled = replace(before.compiled, gradients=Figures.of(samples))
+        one.compiled = replace(before.compiled, gradients=StepFigures.of(samples))
     after = search.best()
     assert after.plan.plans != before.plan.plans
     (why,) = {c.why for c in same}

@@ -359,13 +359,8 @@ def measure(
     counted: Collection[int] | None = None,
     axis: int | None = None,
     on_probe: Callable[[int, int], None] | None = None,
-    most: int | None = None,
 ) -> Sensitivity:
     """Probe every rounding point, in groups where there are many.
-
-    With few runs the points that cause the largest errors are found: the group of the largest
-    error is split until the runs are used up, and what the others cause is shared out evenly
-    within each.
 
     Args:
         values: Points at which values are rounded.
@@ -376,19 +371,40 @@ def measure(
         counted: Numbers of the outputs that the error is of; None for all.
         axis: The axis of their slices; None to find them.
         on_probe: Called with the numbers of runs done and expected.
-        most: The most runs that look for points of large errors; None for as many as it takes
-            to know all, and what points have in common.
     """
     prober = _Prober(probe, values + weights, counted, axis, on_probe)
-    if most is None:
-        errors = prober.errors(values)
-        differences = prober.differences(errors, shared)
-    else:
-        errors, differences = prober.largest(most), np.zeros(len(shared))
+    errors = prober.errors(values)
     return Sensitivity(
         values=errors[:values],
         weights=errors[values:],
-        shared=differences,
+        shared=prober.differences(errors, shared),
+        total=prober.together,
+        probes=prober.done,
+    )
+
+
+def measure_largest(
+    values: int,
+    probe: Probe,
+    *,
+    most: int,
+    weights: int = 0,
+    counted: Collection[int] | None = None,
+    axis: int | None = None,
+    on_probe: Callable[[int, int], None] | None = None,
+) -> Sensitivity:
+    """Find the rounding points of the largest errors by at most ``most`` runs.
+
+    The group of the largest error is split until the runs are used up; what the others cause
+    is shared out evenly within each. What points have in common is not looked for. Other
+    arguments are those of ``measure``.
+    """
+    prober = _Prober(probe, values + weights, counted, axis, on_probe)
+    errors = prober.largest(most)
+    return Sensitivity(
+        values=errors[:values],
+        weights=errors[values:],
+        shared=np.zeros(0),
         total=prober.together,
         probes=prober.done,
     )

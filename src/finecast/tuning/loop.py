@@ -23,7 +23,7 @@ from finecast.data.metrics import Score
 from finecast.measure.timing import now_s
 from finecast.planning.problem import Analysis, Proposal
 from finecast.planning.proposing import near, sharpened
-from finecast.progress import Step
+from finecast.progress import Detail
 from finecast.solver.assignment import Floats
 from finecast.tuning.belief import Belief, Estimate
 from finecast.tuning.findings import SearchStep
@@ -261,7 +261,7 @@ class Loop:
     def _note(self, step: SearchStep) -> None:
         """Keep a step in the journal, and report it."""
         self.journal.append(step)
-        self.models.progress(Step(step.text), len(self.journal), len(self.journal))
+        self.models.progress(Detail(step.text), len(self.journal), len(self.journal))
 
     def race(self, plans: Sequence[Proposal]) -> str:
         """Race plans beside fp32; gives what that told."""

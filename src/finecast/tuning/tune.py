@@ -293,6 +293,20 @@ class _Tuning:
             why = "no op that computes can have reduced precision: there is nothing to gain"
         if why:
             return self._unchanged(why)
+        for _ in range(_MOST_WRONG):
+            try:
+                return self._searched(proposals)
+            except WrongNumbersError as error:  # the errors of single ops told of it
+                if not error.unfit:
+                    raise
+                self._leave_out(error.unfit)
+                self.models.keep()
+                self.models.candidates.clear()
+            proposals = self._right_proposals()
+        return self._searched(proposals)
+
+    def _searched(self, proposals: Sequence[Proposal]) -> Result:
+        """The outcome of a search from these plans."""
         models = self.models
         models.predicting = self.subject.compiles and self.measuring.objective.of_latency
         loop, raced = self._loop(proposals), False

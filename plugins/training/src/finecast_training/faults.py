@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from finecast.naming import listed, percent
-from finecast_training.measures import Figures
+from finecast_training.measures import StepFigures
 from finecast_training.target import Gradients, Sample, StepTarget
 
 _LOW: Final = frozenset({torch.bfloat16, torch.float16})
@@ -20,7 +20,7 @@ _STALLED: Final = 0.1
 _NAMED: Final = 3
 
 
-def overflow(figures: Figures) -> str:
+def overflow(figures: StepFigures) -> str:
     """Where gradients begin to be Inf or NaN; empty if all are finite.
 
     Parameters are in the order of the forward pass: the backward pass comes to the last first.

@@ -39,7 +39,7 @@ def with_digits(tensors: Tensors) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deviation:
+class GradientDeviation:
     """How far one parameter's gradient, or update, is from that in fp32.
 
     Attributes:
@@ -55,7 +55,7 @@ class Deviation:
     nonfinite: float
 
     @classmethod
-    def of(cls, got: torch.Tensor, wanted: torch.Tensor) -> Deviation:
+    def of(cls, got: torch.Tensor, wanted: torch.Tensor) -> GradientDeviation:
         """That of ``got`` where ``wanted`` is right."""
         got, wanted = got.detach().double().flatten(), wanted.detach().double().flatten()
         norms = float(got.norm() * wanted.norm())
@@ -71,13 +71,15 @@ class Deviation:
         )
 
 
-def deviations(got: Tensors, wanted: Tensors, names: Iterable[str]) -> dict[str, Deviation]:
+def deviations(
+    got: Tensors, wanted: Tensors, names: Iterable[str]
+) -> dict[str, GradientDeviation]:
     """Those of the tensors of these names."""
-    return {name: Deviation.of(got[name], wanted[name]) for name in names}
+    return {name: GradientDeviation.of(got[name], wanted[name]) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class StepFigures:
     """Deviations of many parameters, in several samples: batches at moments of training.
 
     Each figure has a number for each sample, and is told as their mean.
@@ -102,7 +104,7 @@ class Figures:
     broken: Mapping[str, float]
 
     @classmethod
-    def of(cls, samples: Sequence[Mapping[str, Deviation]]) -> Figures:
+    def of(cls, samples: Sequence[Mapping[str, GradientDeviation]]) -> StepFigures:
         """The figures of the deviations by parameter in each of ``samples``."""
         names = dict.fromkeys(name for sample in samples for name in sample)
         squares = {n: mean(s[n].error ** 2 for s in samples if n in s) for n in names}
@@ -118,7 +120,7 @@ class Figures:
             broken={n: share for n, share in shares.items() if share},
         )
 
-    def beyond(self, other: Figures) -> list[str]:
+    def beyond(self, other: StepFigures) -> list[str]:
         """Names of the figures that are worse than those of ``other`` on the same samples."""
         return [n for n in FIGURES if _is_worse(getattr(self, n), getattr(other, n))]
 
@@ -151,8 +153,8 @@ def _is_worse(own: Sequence[float], other: Sequence[float]) -> bool:
 class Exactness:
     """The figures of the gradients, and of the updates that an optimizer makes of them."""
 
-    gradients: Figures
-    updates: Figures
+    gradients: StepFigures
+    updates: StepFigures
 
     def beyond(self, other: Exactness) -> list[str]:
         """What is worse than in ``other``, such as ``gradients: error``."""

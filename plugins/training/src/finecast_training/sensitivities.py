@@ -136,12 +136,9 @@ def _group_norm_backward(
     _mean: torch.Tensor,
     rstd: torch.Tensor,
     weight: torch.Tensor | None,
-    _n: int,
-    channels: int,
-    _size: int,
-    groups: int,
-    _mask: Any,
+    *sizes: Any,
 ) -> tuple[torch.Tensor, ...]:
+    channels: int = sizes[1]
     grouped = x.detach().reshape(*rstd.shape, -1)
     eps = float((rstd.detach() ** -2 - grouped.var(-1, unbiased=False)).mean().clamp_min(0))
     scale = x.new_ones(channels) if weight is None else weight

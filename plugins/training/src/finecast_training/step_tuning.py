@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from torch import distributed, nn
 from torch.optim import Optimizer
@@ -139,6 +139,59 @@ def _row(one: StepCandidate) -> tuple[str, ...]:
     )
 
 
+class StepKeywords(TypedDict, total=False):
+    """Keywords of ``tune_step``, which ``StepGoal`` explains."""
+
+    objective: str
+    max_memory: int | None
+    moments: int
+    between: int
+    trial_steps: int
+    seeds: int
+
+
+@checks
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGoal:
+    """What a step is tuned for, and how long it is compared.
+
+    Attributes:
+        objective: ``time`` or ``memory``.
+        max_memory: The most bytes that forward and backward pass may allocate, gradients
+            among them. By default those that compiled autocast allocates.
+        moments: At how many moments of training gradients are compared.
+        between: Steps of fp32 before each of them.
+        trial_steps: Steps of a paired trial: from one checkpoint in fp32, under autocast and
+            as planned, on the same data. A plan that loses there is not taken.
+        seeds: Seeds of the trial.
+
+    Raises:
+        UsageError: If one of them does not fit.
+    """
+
+    objective: str = "time"
+    max_memory: int | None = None
+    moments: int = 3
+    between: int = 4
+    trial_steps: int = 0
+    seeds: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuse what does not fit."""
+        look_up(self.objective, OBJECTIVES, what="objective", where="objective")
+        for name, number, least in (
+            ("moments", self.moments, 1),
+            ("between", self.between, 0),
+            ("trial_steps", self.trial_steps, 0),
+            ("seeds", self.seeds, 1),
+            ("max_memory", 1 if self.max_memory is None else self.max_memory, 1),
+        ):
+            if number < least:
+                raise UsageError(
+                    f"{name} is {number}", where=name, fix=f"give {least} or more"
+                )
+
+
 @checks
 def tune_step(
     model: nn.Module,
@@ -147,13 +200,8 @@ def tune_step(
     *,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     policy: str | Policy = DEFAULT_POLICY,
-    objective: str = "time",
-    max_memory: int | None = None,
-    moments: int = 3,
-    between: int = 4,
-    trial_steps: int = 0,
-    seeds: int = 5,
     progress: Progress | bool = False,
+    **keywords: Unpack[StepKeywords],
 ) -> StepResult:
     """The fastest training step whose gradients and updates are as exact as autocast's.
 
@@ -170,44 +218,31 @@ def tune_step(
         batches: Batches of one size, each a tuple of what ``loss`` gets after the module.
         optimizer: The optimizers of the module's parameters, by which updates are compared.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy: the formats that plans may have.
-        objective: ``time`` or ``memory``.
-        max_memory: The most bytes that forward and backward pass may allocate, gradients
-            among them. By default those that compiled autocast allocates.
-        moments: At how many moments of training gradients are compared.
-        between: Steps of fp32 before each of them.
-        trial_steps: Steps of a paired trial: from one checkpoint in fp32, under autocast and
-            as planned, on the same data. A plan that loses there is not taken.
-        seeds: Seeds of the trial.
         progress: A callback; True to show a bar.
+        keywords: ``objective``, ``max_memory``, ``moments``, ``between``, ``trial_steps`` and
+            ``seeds``, as of a ``StepGoal``.
 
     Raises:
         UsageError: If the step cannot be run, or an argument does not fit.
     """
+    goal = StepGoal(**keywords)
     check_callable(model, loss)
     how = Backend(policy).policy  # refuses formats that training graphs cannot state
-    look_up(objective, OBJECTIVES, what="objective", where="objective")
-    for name, number, least in (
-        ("moments", moments, 1),
-        ("between", between, 0),
-        ("trial_steps", trial_steps, 0),
-        ("seeds", seeds, 1),
-        ("max_memory", 1 if max_memory is None else max_memory, 1),
-    ):
-        if number < least:
-            raise UsageError(f"{name} is {number}", where=name, fix=f"give {least} or more")
     optimizers = optimizers_of(optimizer)
-    target = StepTarget.of(model, loss, batches, optimizers, moments=moments, between=between)
+    target = StepTarget.of(
+        model, loss, batches, optimizers, moments=goal.moments, between=goal.between
+    )
     with reporting(progress, "training step") as report, target.compared():
         search = StepSearch(
             target=target,
             policy=how,
-            objective=objective,
-            max_memory=max_memory,
+            objective=goal.objective,
+            max_memory=goal.max_memory,
             progress=report,
         )
         best, trial = search.run(), None
-        if trial_steps:
-            best, trial = _tried(search, best, trial_steps, seeds, report)
+        if goal.trial_steps:
+            best, trial = _tried(search, best, goal, report)
     plan = _same_everywhere(best.plan, search.graphs)
     step = TunedStep(plan, model, loss)
     step.known, step.optimizers = search.measured_plans(), optimizers
@@ -216,13 +251,13 @@ def tune_step(
         candidates=tuple(search.candidates),
         best=replace(best, plan=plan),
         trial=trial,
-        objective=objective,
+        objective=goal.objective,
         warnings=tuple(dict.fromkeys(search.notes)),
     )
 
 
 def _tried(
-    search: StepSearch, best: StepCandidate, steps: int, seeds: int, progress: Progress
+    search: StepSearch, best: StepCandidate, goal: StepGoal, progress: Progress
 ) -> tuple[StepCandidate, PairedTrial]:
     """The best plan that does not lose in training, with its trial."""
     target = search.target
@@ -235,7 +270,9 @@ def _tried(
     for one in order:
         own = one.plan.compile(target.module), one.plan.scale
         calls = {**fixed, "tuned": own}
-        trial = paired_trial(target, calls, steps=steps, seeds=seeds, progress=progress)
+        trial = paired_trial(
+            target, calls, steps=goal.trial_steps, seeds=goal.seeds, progress=progress
+        )
         if not trial.is_worse("tuned") or one is search.fp32:
             one.why = ""
             return one, trial

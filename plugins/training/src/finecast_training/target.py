@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from finecast.errors import UsageError
 from finecast.naming import kind_of
-from finecast_training.measures import Exactness, Figures, deviations, with_digits
+from finecast_training.measures import Exactness, StepFigures, deviations, with_digits
 from finecast_training.step import Loss, LossOf
 
 Batch: TypeAlias = tuple[Any, ...]
@@ -217,7 +217,7 @@ class StepTarget:
             gradients.append(deviations(got, sample.gradients, names))
             updates.append(deviations(self.updates(got), sample.updates, names))
         self.restore(self.samples[0].checkpoint)
-        return Exactness(gradients=Figures.of(gradients), updates=Figures.of(updates))
+        return Exactness(gradients=StepFigures.of(gradients), updates=StepFigures.of(updates))
 
     @contextmanager
     def compared(self) -> Generator[None]:
