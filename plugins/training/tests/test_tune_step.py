@@ -301,7 +301,7 @@ def test_a_plan_of_a_step_reads_back_equal(tuned: Tuned) -> None:
     assert StepPlan.from_json(plan.to_json()) == plan
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_raf_s_example_with_loss_and_optimizer_in_the_step(
     monkeypatch: pytest.MonkeyPatch, fast_bf16: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
