@@ -109,5 +109,5 @@ def test_moved_codes_stand_for_the_same_numbers(fmt: Format) -> None:
     assert np.array_equal(other.round(array), found.round(array))
     assert np.array_equal(other.encode(array).astype(int), found.encode(array).astype(int) - 1)
     assert found.moved(0) == found
-    with pytest.raises(ValueError, match="does not have codes"):
+    with pytest.raises(ValueError, match="does not have the integers"):
         found.moved(1)

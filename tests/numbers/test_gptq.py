@@ -101,11 +101,11 @@ def test_shifts_are_part_of_a_plan() -> None:
     many = np.zeros(10 * SUMMED * COLUMNS, np.int8)
     wrong = [stored_shifts(many), stored_shifts(many[:5]), found.shifts[:-9], b"no codes"]
     for shifts in wrong:
-        with pytest.raises(ValueError, match="shifts of codes"):
+        with pytest.raises(ValueError, match="shifts of quantized numbers"):
             replace(found, shifts=shifts)
     with pytest.raises(ValueError, match=r"base64|padding"):
         Scaled.from_dict(INT4, grid, {**content, "shifts": "?"})
-    with pytest.raises(ValueError, match="shifts of codes"):
+    with pytest.raises(ValueError, match="shifts of quantized numbers"):
         replace(found, group=None, axis=None, scale=(1.0,))
 
 
