@@ -45,7 +45,7 @@ def test_what_is_no_option_stays(text: str) -> None:
     assert str(FinecastError(text)) == text
 
 
-OF_PLUGINS = {"--blame", "--diff", "--per-op", "--study"}
+OF_PLUGINS = {"--blame", "--diff", "--per-op", "--study", "--to"}
 """Options that only verbs of plugins have."""
 
 

@@ -37,7 +37,7 @@ def test_it_is_carried_by_what_moves_and_adds_and_no_further(judged: Judged) -> 
     verdict = found["softmax"]
     assert verdict is not None
     assert verdict.permits == {Format.FP32}
-    assert "b carries a constant" in verdict.text
+    assert "b has a constant" in verdict.text
 
 
 def test_a_format_of_the_same_range_carries_it(judged: Judged) -> None:
