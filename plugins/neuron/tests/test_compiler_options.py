@@ -289,7 +289,7 @@ def test_tune_keeps_the_criterion_in_emulation(
     options = ["--metric", "snr_db", "--criterion", "absolute", "--tolerance", "90", "--json"]
     answer = finecast("tune", model, "-o", out, "--target", "trn1", "--data", data, *options)
     assert answer.code == ExitCode.NOT_IMPROVED, answer.err
-    assert "the accuracy asked for (target 90)" in answer.json["why"]
+    assert "is within your limit (90)" in answer.json["why"]
     assert not out.exists()
 
 
