@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 from unittest.mock import patch
@@ -17,7 +18,6 @@ import finecast.torch as ft
 from finecast.engines.torch import rates
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format
-from finecast_training.inductor import compile_op_by_op
 from zoo.job import Found, Job, is_wrong
 from zoo.network import float_outputs, relative_error
 from zoo.outcome import StageError, Status, WrongNumbersError, during
@@ -165,7 +165,7 @@ def train_where_bf16_pays(job: Job) -> Found:
     for scope in SCOPES:
         with (
             patch.object(rates, "rate", _fast_bf16),
-            patch("finecast_training.inductor.compile_inner", compile_op_by_op),
+            _op_by_op(),
             during(Status.FINECAST, f"finecast.torch.compile, {scope}:bf16"),
         ):
             mine = way(lambda net, s=scope: ft.compile(net, f"{s}:bf16"))
@@ -174,6 +174,14 @@ def train_where_bf16_pays(job: Job) -> Found:
         figures[f"gradient {scope}"] = error
         peer.check(error, f"gradients, {scope}:bf16")
     return Found(figures=figures, notes=peer.notes)
+
+
+def _op_by_op() -> AbstractContextManager[object]:
+    """A block in which what finecast compiles builds no kernel."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Inductor's modules warn of themselves
+        from finecast_training import inductor
+    return patch.object(inductor, "compile_inner", inductor.compile_op_by_op)
 
 
 def _fast_bf16(device: str, fmt: Format, threads: int) -> rates.Rate:

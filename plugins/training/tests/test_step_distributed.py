@@ -21,7 +21,7 @@ from finecast_training.step_plan import StepPlan, Way
 from plugins.training.tests.test_tune_step import loss, stated
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(
         not distributed.is_available() or not distributed.is_gloo_available(),
         reason="torch.distributed without gloo",

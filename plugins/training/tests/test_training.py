@@ -226,6 +226,7 @@ class _Layer(nn.Module):
         return self.second(x + self.down(F.gelu(self.up(x))))
 
 
+@pytest.mark.long
 def test_sums_in_fp32_take_no_more_memory_than_autocast() -> None:
     """A bias's gradient sums a view of values that were stored for it in fp32, too."""
     net = nn.Sequential(
@@ -255,6 +256,7 @@ def test_sums_in_fp32_take_no_more_memory_than_autocast() -> None:
     assert all(peak <= autocasts for peak in peaks.values()), (autocasts, peaks)
 
 
+@pytest.mark.long
 def test_convolutions_with_norms_take_no_more_memory_than_autocast() -> None:
     """What the backward pass computes again is not stored in fp32 from kernel to kernel."""
     net = nn.Sequential(
