@@ -29,8 +29,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 import finecast.torch
+from benchmarks import training_tasks
 from benchmarks.torch_families import FAMILIES, TOKENS, WORDS
-from benchmarks.training_tasks import CharacterModel, ImageModel
+from benchmarks.training_tasks import ImageModel
 from examples.bert_layer_training import Model
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_tuning import StepResult
@@ -136,17 +137,10 @@ def fashion(data: Path) -> Job:
 
 def characters(data: Path) -> Job:
     """Blanks in a text to be filled in."""
-    text = (data / "tinyshakespeare.txt").read_text(encoding="utf-8")
-    known = {c: i for i, c in enumerate(sorted(set(text)))}
-    codes = torch.tensor([known[c] for c in text])
-
-    def draw(generator: torch.Generator) -> Batch:
-        starts = torch.randint(0, len(codes) - TOKENS, (8, 1), generator=generator)
-        wanted = codes[starts + torch.arange(TOKENS)]
-        blank = torch.rand(wanted.shape, generator=generator) < 0.25
-        return wanted.masked_fill(blank, len(known)), wanted.masked_fill(~blank, -100)
-
-    return Job(net=lambda: CharacterModel(len(known)), loss=own, draw=draw)
+    task = training_tasks.characters(
+        (data / "tinyshakespeare.txt").read_text(encoding="utf-8")
+    )
+    return Job(net=task.net, loss=own, draw=task.draw)
 
 
 CURVES: Final = {"fashion": fashion, "characters": characters}
