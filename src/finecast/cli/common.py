@@ -42,7 +42,7 @@ ComparedSamples = Annotated[DataOptions, Only(*_SAMPLES, "dims", "slices")]
 EVALUATION: Final = (*_SAMPLES, "metric", "evaluate", "lower_is_better", "of", "slices")
 """Options of data on which a model is evaluated."""
 Evaluation = Annotated[DataOptions, Only(*EVALUATION)]
-Kept = Annotated[Criterion, Only("kind", "tolerance", "max_drop", "keep")]
+Kept = Annotated[Criterion, Only("tolerance", "max_drop")]
 
 
 def warn_stale(paths: Sequence[Path]) -> None:

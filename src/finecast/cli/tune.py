@@ -66,7 +66,7 @@ Certified = Annotated[DataOptions, Only(*EVALUATION, "groups")]
 Search = Annotated[
     Goal,
     Only(
-        *("objective", "preset", "max_size", "max_bits", "max_trials", "timeout_s"),
+        *("objective", "preset", "max_size", "max_trials", "timeout_s"),
     ),
 ]
 Searched = Annotated[Policy, Only("exclude", "op_formats", "io")]
@@ -78,7 +78,7 @@ def run(
     how: Read,
     written: Written,
     data: Certified,
-    criterion: Criterion,
+    criterion: Annotated[Criterion, Only("tolerance", "max_drop", "confidence")],
     goal: Search,
     casting: Casting,
     narrowing: Searched,
