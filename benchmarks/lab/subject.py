@@ -27,7 +27,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
-from finecast.planning.sensitivity import Sensitivity, measure, measure_largest
+from finecast.planning.sensitivity import Sensitivity, measure
 from finecast.progress import Progress
 from finecast.rules.policy import Policy
 from finecast.solver.assignment import Bools
@@ -297,14 +297,12 @@ class SimulatedExamined(Examined):
             return [1 + simulation.probe(fmt, on)]
 
         count, weights = len(points.points), len(points.weights)
-        if most is not None:
-            found = measure_largest(count, probe, most=most, weights=weights)
-            return replace(found, shared=np.zeros(len(points.shared)))
         return measure(
             count,
             probe,
             weights=weights,
             shared=[at for _, at in points.shared],
+            most=most,
             on_probe=lambda done, total: self.progress("sensitivity", done, total),
         )
 

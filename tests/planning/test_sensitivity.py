@@ -16,7 +16,6 @@ from finecast.planning.sensitivity import (
     Saturation,
     Sensitivity,
     measure,
-    measure_largest,
     squared_error,
 )
 
@@ -288,7 +287,7 @@ def test_few_runs_find_the_point_of_the_largest_error(count: int, data: st.DataO
     errors = np.full(count, 1e-6)
     errors[worst] = 1e-2
     model = Model(errors.tolist())
-    found = measure_largest(count, model, most=24)
+    found = measure(count, model, most=24)
     assert model.runs <= 24 + 2  # nothing on, and all
     assert int(found.values.argmax()) == worst
     assert found.values.max() == pytest.approx(1e-2)

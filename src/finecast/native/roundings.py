@@ -51,7 +51,7 @@ from finecast.planning.points import (
     switches,
 )
 from finecast.planning.problem import Analysis, pins, roundings
-from finecast.planning.sensitivity import Probe, Sensitivity, measure, measure_largest
+from finecast.planning.sensitivity import Probe, Sensitivity, measure
 from finecast.planning.units import Units, make_units
 from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts
@@ -202,19 +202,16 @@ def probe_sensitivity(
         if not rounded:  # all values are out of the format's range, say
             sensitivities[fmt] = Sensitivity.zero(where)
             continue
-        how = partial(
-            measure if most is None else partial(measure_largest, most=most),
+        sensitivities[fmt] = measure(
             len(where.points),
             prober(rounded),
             weights=len(where.weights),
+            shared=[at for _, at in where.shared],
+            most=most,
             counted=counted,
             axis=axis,
             on_probe=lambda done, total: progress("sensitivity", done, total),
         )
-        if most is None:
-            sensitivities[fmt] = how(shared=[at for _, at in where.shared])
-        else:
-            sensitivities[fmt] = replace(how(), shared=np.zeros(len(where.shared)))
     return sensitivities
 
 

@@ -356,11 +356,16 @@ def measure(
     *,
     weights: int = 0,
     shared: Sequence[Sequence[int]] = (),
+    most: int | None = None,
     counted: Collection[int] | None = None,
     axis: int | None = None,
     on_probe: Callable[[int, int], None] | None = None,
 ) -> Sensitivity:
     """Probe every rounding point, in groups where there are many.
+
+    With ``most`` the group of the largest error is split until so many runs are used up; what
+    the others cause is shared out evenly within each, and what points have in common is not
+    looked for.
 
     Args:
         values: Points at which values are rounded.
@@ -368,43 +373,17 @@ def measure(
             points, then for each unit of weights.
         weights: Number of units whose weights are rounded.
         shared: Points that one op may round together, by their numbers.
+        most: The most runs, to find the points of the largest errors; None to find all errors.
         counted: Numbers of the outputs that the error is of; None for all.
         axis: The axis of their slices; None to find them.
         on_probe: Called with the numbers of runs done and expected.
     """
     prober = _Prober(probe, values + weights, counted, axis, on_probe)
-    errors = prober.errors(values)
+    errors = prober.errors(values) if most is None else prober.largest(most)
     return Sensitivity(
         values=errors[:values],
         weights=errors[values:],
-        shared=prober.differences(errors, shared),
-        total=prober.together,
-        probes=prober.done,
-    )
-
-
-def measure_largest(
-    values: int,
-    probe: Probe,
-    *,
-    most: int,
-    weights: int = 0,
-    counted: Collection[int] | None = None,
-    axis: int | None = None,
-    on_probe: Callable[[int, int], None] | None = None,
-) -> Sensitivity:
-    """Find the rounding points of the largest errors by at most ``most`` runs.
-
-    The group of the largest error is split until the runs are used up; what the others cause
-    is shared out evenly within each. What points have in common is not looked for. Other
-    arguments are those of ``measure``.
-    """
-    prober = _Prober(probe, values + weights, counted, axis, on_probe)
-    errors = prober.largest(most)
-    return Sensitivity(
-        values=errors[:values],
-        weights=errors[values:],
-        shared=np.zeros(0),
+        shared=np.zeros(len(shared)) if most else prober.differences(errors, shared),
         total=prober.together,
         probes=prober.done,
     )
