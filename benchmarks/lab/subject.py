@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Final, Self, cast
 
@@ -27,7 +28,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
-from finecast.planning.sensitivity import Sensitivity, measure
+from finecast.planning.sensitivity import ProbeOptions, Sensitivity, measure
 from finecast.progress import Progress
 from finecast.rules.policy import Policy
 from finecast.solver.assignment import Bools
@@ -303,7 +304,7 @@ class SimulatedExamined(Examined):
             weights=weights,
             shared=[at for _, at in points.shared],
             most=most,
-            on_probe=lambda done, total: self.progress("sensitivity", done, total),
+            probing=ProbeOptions(on_probe=partial(self.progress, "sensitivity")),
         )
 
     def _is_minor(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from finecast.data.criterion import Criterion, CriterionKind
-    from finecast.data.sources import Data, DataOptions
+    from finecast.data.options import Data, DataOptions
     from finecast.data.workload import CalibrationFunction
     from finecast.devices.emulation import Emulation
     from finecast.native.model import Check

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from finecast.planning.points import RoundingPoint, RoundingPoints
 from finecast.planning.sensitivity import (
+    ProbeOptions,
     Saturation,
     Sensitivity,
     measure,
@@ -154,12 +155,16 @@ def test_a_small_output_s_error_is_not_hidden_by_others() -> None:
         return [lost, *(np.ones(1000) for _ in range(3))]
 
     assert measure(1, probe).values == pytest.approx([0.01])
-    assert measure(1, probe, counted=[1, 2]).values == pytest.approx([0.0])
+    assert measure(1, probe, probing=ProbeOptions(counted=[1, 2])).values == pytest.approx(
+        [0.0]
+    )
 
 
 def test_progress_counts_up_to_what_was_expected() -> None:
     told: list[tuple[int, int]] = []
-    measure(5, Model([1.0] * 5), on_probe=lambda *step: told.append(step))
+    measure(
+        5, Model([1.0] * 5), probing=ProbeOptions(on_probe=lambda *step: told.append(step))
+    )
     assert [done for done, _ in told] == list(range(1, len(told) + 1))
     assert all(done <= total for done, total in told)
 

@@ -18,7 +18,7 @@ from finecast.api.requests import data_of, device_of, goal_of
 from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
 from finecast.data.golden import chosen
-from finecast.data.sources import Data, DataOptions
+from finecast.data.options import Data, DataOptions
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import calls_of
 from finecast.files import CommandFiles, write_text

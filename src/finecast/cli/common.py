@@ -12,7 +12,7 @@ import typer
 from finecast.cli.groups import Only
 from finecast.cli.output import warn
 from finecast.data.criterion import Criterion
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.files import CommandFiles
 from finecast.files.locks import OutputBusyError
 from finecast.native.artefact import Destination

@@ -32,7 +32,7 @@ from finecast.cli.policy_options import (
     user_rules,
 )
 from finecast.data.criterion import Criterion
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.devices.choice import choose
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles

@@ -567,9 +567,8 @@ class EngineExamined(Examined):
             self.planner,
             times.points,
             prober,
-            counted=exact.counted,
-            axis=exact.axis,
-            progress=self.progress,
+            self.progress,
+            exact,
             most=most,
         )
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from finecast.data.input_ranges import rows_read
-from finecast.data.sources import DataOptions, workload_of
+from finecast.data.options import DataOptions
+from finecast.data.sources import workload_of
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.engines.base import Array, EmulatedSession, Feeds, Session

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -28,6 +28,7 @@ from finecast.engines.base import (
     feeds_for,
     outputs_on,
 )
+from finecast.engines.exact import Exact
 from finecast.engines.loading import exact_session
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
@@ -179,8 +180,7 @@ def probe_sensitivity(
     points: Points,
     prober: Callable[[Sequence[Switch]], Probe],
     progress: Progress,
-    counted: Collection[int] | None = None,
-    axis: int | None = None,
+    exact: Exact,
     most: int | None = None,
 ) -> dict[Format, Sensitivity]:
     """Errors of the outputs with each point rounded alone, by format.
@@ -192,8 +192,7 @@ def probe_sensitivity(
         points: Where they round.
         prober: Makes a function that runs the model with some of these switches on.
         progress: Told of each run.
-        counted: Numbers of the outputs that errors are of; None for all.
-        axis: The axis of their slices; None to find them.
+        exact: The outputs that errors are of.
         most: The most runs for a format, to find its largest errors; None for all errors.
     """
     sensitivities: dict[Format, Sensitivity] = {}
@@ -208,9 +207,7 @@ def probe_sensitivity(
             weights=len(where.weights),
             shared=[at for _, at in where.shared],
             most=most,
-            counted=counted,
-            axis=axis,
-            on_probe=lambda done, total: progress("sensitivity", done, total),
+            probing=exact.probing(partial(progress, "sensitivity")),
         )
     return sensitivities
 

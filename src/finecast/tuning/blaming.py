@@ -17,6 +17,7 @@ import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -451,9 +452,7 @@ class _Search:
         sensitivity = measure(
             count,
             outputs,
-            counted=self.exact.counted,
-            axis=self.exact.axis,
-            on_probe=lambda done, total: self.progress("ops", done, total),
+            probing=self.exact.probing(partial(self.progress, "ops")),
         )
         self.probes += sensitivity.probes
         if sensitivity.added >= _SUSPICIOUS * sensitivity.total:

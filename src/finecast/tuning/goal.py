@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from finecast.calls import checks
 from finecast.data.criterion import Criterion
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
