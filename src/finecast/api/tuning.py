@@ -240,12 +240,10 @@ class _Places:
         latency of this machine.
         """
         goal, policy = request.goal, request.policy
-        chosen = request.engine is not None or request.execution.executor != LOCAL
-        if (
-            chosen
-            or goal.objective is not Objective.LATENCY
-            or size_bytes > _LOADED_AGAIN_BYTES
-        ):
+        stated = request.engine is not None or request.device is not None
+        stated |= request.execution.executor != LOCAL
+        here = goal.objective is Objective.LATENCY and size_bytes <= _LOADED_AGAIN_BYTES
+        if stated or not here:
             return None
         progress("engines", 0, 1)
         hint = policy.open_formats or Format.BF16 in policy.formats
