@@ -569,7 +569,10 @@ class EngineExamined(Examined):
         self, times: Times, exact: Exact, most: int | None = None
     ) -> Mapping[Format, Sensitivity]:
         def prober(switches: Sequence[Switch]) -> Probe:
-            feeds = self.probed(exact.calls, len(switches))
+            if most is None:
+                feeds = self.probed(exact.calls, len(switches))
+            else:  # the largest errors stand out on few samples
+                feeds = probed(exact.calls, self.subject.reference)
             return switched_probe(self.prepared, switches, feeds)
 
         return probe_sensitivity(
