@@ -26,7 +26,7 @@ Parts: TypeAlias = Mapping[Part, Mapping[str, Array]]
 # correlation or an area is what users of such models still notice.
 _OF_LABELS, _OF_RANKS = 0.01, 0.005
 _LENGTH: Final = 64  # of a sentence, in tokens; none of the data is longer
-# Of models with random weights the calls that calibrate and those of searches; others are held.
+# Calls of models with random weights: for calibration, and for searches; others are held.
 _CALIBRATED: Final = 10
 _SEARCHED: Final = 15
 _ROOT: Final = Path(__file__).resolve().parents[2]
