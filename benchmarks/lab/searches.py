@@ -12,7 +12,7 @@ from finecast.planning.plan import Plan
 from finecast.rules.policy import Policy
 from finecast.tuning.goal import Goal
 from finecast.tuning.result import Verdict
-from finecast.tuning.tune import tune
+from finecast.tuning.tune import Place, tune
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,12 @@ def by_tune(simulation: Simulation) -> Chosen:
     """Today's ``tune``, without a budget."""
     start_s = simulation.clock.now_s
     simulation.start()
+    place = Place(
+        subject=SimulatedSubject.of(simulation),
+        workload=SimulatedWorkload(simulation=simulation),
+    )
     result = tune(
-        SimulatedSubject.of(simulation),
-        SimulatedWorkload(simulation=simulation),
+        place,
         Goal(criterion=simulation.net.criterion, start_s=start_s),
         Policy(formats=simulation.net.formats[1:]),
     )

@@ -202,7 +202,8 @@ class Bench:
         if start_s is not None:
             goal = replace(goal, start_s=start_s)
         asked = Policy.parse(policy)
-        return tuning.tune(subject, workload, goal, asked, start=start)
+        place = tuning.Place(subject=subject, workload=workload)
+        return tuning.tune(place, goal, asked, start=start)
 
 
 def conv_net(path: Path, *, middle: str = "Relu") -> None:

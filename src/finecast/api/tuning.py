@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Unpack
 
@@ -21,20 +22,25 @@ from finecast.data.golden import chosen
 from finecast.data.options import Data, DataOptions
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import calls_of
+from finecast.errors import UsageError
 from finecast.files import CommandFiles, write_text
 from finecast.measure.prices import misplaced, remove_damaged
 from finecast.measure.study import Study, study_at
 from finecast.naming import number_of
 from finecast.native.artefact import Destination
+from finecast.native.engine_times import EngineTime, faster
 from finecast.native.lock import Runner, lock_files
 from finecast.native.model import OpenedModel, ReadOptions
 from finecast.native.opening import plan_beside, study_beside
+from finecast.native.subject import Subject
+from finecast.numbers.formats import Format
 from finecast.progress import Phases, Progress, reporting
 from finecast.reports import drawn
 from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.rules.user_rules import without_opinion
 from finecast.tuning import workers
 from finecast.tuning.goal import (
+    LOCAL,
     Budget,
     Execution,
     Goal,
@@ -43,6 +49,7 @@ from finecast.tuning.goal import (
     megabytes,
 )
 from finecast.tuning.result import Result
+from finecast.tuning.tune import Place
 from finecast.tuning.tune import tune as search
 
 OF_TUNING: Final = (
@@ -84,7 +91,8 @@ def tune(
             batches that can be iterated again and again, such as a DataLoader; or
             DataOptions.
         goal: The accuracy to keep, the objective and the budget.
-        engine: ``NAME[:DEVICE]``; by default the first that runs the model.
+        engine: ``NAME[:DEVICE]``; by default the one in which the fp32 model, or what the
+            engine makes of it by its own hint, is fastest.
         target: A device that is not here: accuracy is emulated and times are modelled.
         progress: As for ``convert``.
         options: Single options by name. Of the data (``DataOptions``): ``metric``,
@@ -209,6 +217,56 @@ def _told(request: TuneRequest, outcome: Result) -> Iterator[str]:
         )
 
 
+@dataclass(slots=True, kw_only=True)
+class _Places:
+    """The engine that a search is in, and how another one is opened.
+
+    Attributes:
+        place: Where the search is.
+        opened: Opens the model in an engine.
+        times: How fast the fp32 model is in each engine, where that was asked.
+    """
+
+    place: Place
+    opened: Callable[[str | None], Place]
+    times: Sequence[EngineTime] = field(default=())
+
+    def elsewhere(
+        self, request: TuneRequest, size_bytes: int, progress: Progress
+    ) -> Place | None:
+        """The place in another engine, if that is expected to end faster.
+
+        A user who names an engine keeps it, and so does one who counts other things than the
+        latency of this machine.
+        """
+        goal, policy = request.goal, request.policy
+        stated = request.engine is not None or request.device is not None
+        stated |= request.execution.executor != LOCAL
+        here = goal.objective is Objective.LATENCY and size_bytes <= _LOADED_AGAIN_BYTES
+        if stated or not here:
+            return None
+        progress("engines", 0, 1)
+        hint = policy.open_formats or Format.BF16 in policy.formats
+        self.times = self.place.subject.engine_times(self.place.workload, hint=hint)
+        better = faster(self.times)
+        if better is None:
+            return None
+        place = self.opened(better.engine)
+        if not policy.open_formats and not _gains(place.subject, policy):
+            return None
+        self.place = place
+        return place
+
+
+def _gains(subject: Subject, policy: Policy) -> bool:
+    """Whether an engine has all formats of the policy, and one of them is faster there."""
+    try:
+        subject.check_formats(policy)
+    except UsageError:
+        return False
+    return any(subject.speed(fmt).gains for fmt in policy.formats)
+
+
 def _searched(
     model: OpenedModel,
     how: ReadOptions,
@@ -218,22 +276,29 @@ def _searched(
 ) -> Result:
     """The outcome of a search, its model written if it is better."""
     with workers.evaluating(model, how, output.path, options) as worker:
-        subject = model.subject(options.engine, options.device)
-        subject.keeps_prices, subject.study = options.price_book, study
-        executor = worker(subject)
-        data = options.data.loaded() if executor is None else executor.data()
-        workload = model.workload(data, subject.reference)
+
+        def opened(engine: str | None) -> Place:
+            subject = model.subject(engine, options.device)
+            subject.keeps_prices, subject.study = options.price_book, study
+            executor = worker(subject)
+            data = options.data.loaded() if executor is None else executor.data()
+            workload = model.workload(data, subject.reference)
+            return Place(subject=subject, workload=workload, executor=executor)
+
+        places = _Places(place=opened(options.engine), opened=opened)
+        workload = places.place.workload
         criterion = replace(options.goal.criterion, higher_is_better=workload.higher_is_better)
         outcome = search(
-            subject,
-            workload,
+            places.place,
             replace(options.goal, criterion=criterion),
             options.policy,
             user_rules=tuple(options.user_rules.items()),
-            executor=executor,
             start=plan_of(options.start),
             progress=options.progress,
+            elsewhere=partial(places.elsewhere, options, model.size_bytes),
         )
+        subject, workload = places.place.subject, places.place.workload
+        outcome = replace(outcome, engine_times=places.times)
         metric = options.data.label or "metric"
         outcome = replace(outcome, metric=metric, asked=output.path)
     phases = Phases(options.progress, "write", options.goal.start_s + outcome.seconds)

@@ -12,7 +12,6 @@ import typer
 
 from finecast.cli.common import (
     EVALUATION,
-    Engine,
     Json,
     Model,
     Read,
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 Records = Annotated[
     TuneRequest,
     Only(
-        *("resume", "start", "report", "lock"),
+        *("engine", "resume", "start", "report", "lock"),
     ),
 ]
 Verbose = Annotated[
@@ -86,7 +85,6 @@ def run(
     device: OfDevice,
     request: Records,
     execution: Execution,
-    running: Engine,
     target: Target = None,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -115,7 +113,6 @@ def run(
         data=data,
         goal=replace(goal, criterion=criterion),
         policy=choice.policy,
-        engine=running.engine,
         device=choice.emulation,
         user_rules=user_rules(rules),
         study=study,

@@ -36,6 +36,7 @@ from finecast.native.acceptance import Case, Pair, accept
 from finecast.native.adjusting import Adjuster, Judged, range_scaled, rounded_error
 from finecast.native.baseline import SecondOpinion, differing
 from finecast.native.conversion_notes import plan_notes
+from finecast.native.engine_times import EngineTime, engine_times
 from finecast.native.hint import by_hint, check_marks, hinted_models, original_model
 from finecast.native.integers import (
     check_on_integers,
@@ -152,6 +153,14 @@ class EngineSubject(Subject):
         if fmt not in self._probed:
             self._probed[fmt] = recalled_speed(self.engine, fmt, self.book)
         return self._probed[fmt]
+
+    def engine_times(self, workload: Workload, *, hint: bool) -> Sequence[EngineTime]:
+        """Those of its engine, and of others that run the model."""
+        others = (e for e in self.model.runners(None) if e.name != self.engine.name)
+        calls = workload.timing()
+        return engine_times(
+            self.engine, self.reference, others, self.model.loadable, calls, hint=hint
+        )
 
     def first_nan(self, workload: Workload) -> str:
         """The op that first gives NaN or Inf, by a run that outputs all values."""
@@ -560,7 +569,10 @@ class EngineExamined(Examined):
         self, times: Times, exact: Exact, most: int | None = None
     ) -> Mapping[Format, Sensitivity]:
         def prober(switches: Sequence[Switch]) -> Probe:
-            feeds = self.probed(exact.calls, len(switches))
+            if most is None:
+                feeds = self.probed(exact.calls, len(switches))
+            else:  # the largest errors stand out on few samples
+                feeds = probed(exact.calls, self.subject.reference)
             return switched_probe(self.prepared, switches, feeds)
 
         return probe_sensitivity(

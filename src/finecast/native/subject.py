@@ -31,6 +31,7 @@ from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust, Policy
 
 if TYPE_CHECKING:
+    from finecast.native.engine_times import EngineTime
     from finecast.native.model import OpenedModel
 
 UserRules = Sequence[tuple[str, UserRule]]
@@ -218,6 +219,16 @@ class Subject(ABC):
     def runs_in(self) -> str:
         """The engine and its device, ``NAME:DEVICE``; empty if none runs it here."""
         return ""
+
+    def engine_times(self, workload: Workload, *, hint: bool) -> Sequence[EngineTime]:
+        """How fast the fp32 model runs here by engine, its own first; empty if that is one.
+
+        Args:
+            workload: The calls that are timed.
+            hint: Whether the engine's hint for bf16 may be of use.
+        """
+        del workload, hint
+        return ()
 
     @property
     def target(self) -> str:

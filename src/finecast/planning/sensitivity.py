@@ -446,7 +446,8 @@ class _Prober:
 
     def largest(self, most: int) -> NDArray[np.float64]:
         """The error of each point by at most ``most`` runs, those of large errors alone."""
-        groups = self._in_groups(np.arange(self.count), -(-2 * self.count // most))
+        size = 1 if self.count < most else -(-2 * self.count // most)
+        groups = self._in_groups(np.arange(self.count), size)
         while any(len(members) > 1 for members, _ in groups):
             groups.sort(key=lambda group: (len(group[0]) == 1, -group[1]))
             members = groups[0][0]

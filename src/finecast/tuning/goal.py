@@ -297,6 +297,7 @@ def megabytes(size_bytes: float) -> str:
     return f"{size_bytes / 1e6:.4g} MB"
 
 
+AUTO: Final = "auto"
 LOCAL: Final = "local"
 """The executor of this machine."""
 
@@ -360,7 +361,7 @@ class TuneRequest:
         data: The data, and the metric or function that tells accuracy on it.
         goal: The accuracy to keep, the gain that is worth it, and what it may cost.
         policy: What may be lowered.
-        engine: ``NAME[:DEVICE]``; None for the first installed one that runs the model.
+        engine: ``NAME[:DEVICE]``; None for the one in which fp32 is expected to end fastest.
         device: A device that is not here, which is emulated.
         user_rules: Rule functions by name.
         study: The file in which trials are kept.
@@ -378,7 +379,11 @@ class TuneRequest:
     data: DataOptions = field(default_factory=DataOptions)
     goal: Goal = field(default_factory=Goal)
     policy: Policy = field(default_factory=Policy)
-    engine: str | None = ENGINE_OPTION.field(None)
+    engine: str | None = Option(
+        help=f"{ENGINE_OPTION.help} Default: auto, the one in which fp32 is fastest.",
+        metavar=f"auto|{ENGINE_OPTION.metavar}",
+        convert=lambda given: None if str(given).lower() == AUTO else given,
+    ).field(None)
     device: Emulation | None = None
     user_rules: Mapping[str, UserRule] = RULES_OPTION.field({})
     study: Path | None = Option(

@@ -22,6 +22,7 @@ from finecast.measure.racing import Interval
 from finecast.measure.study import Trial
 from finecast.naming import number_of, percent
 from finecast.native.artefact import Converted, Destination, Verified
+from finecast.native.engine_times import EngineTime
 from finecast.native.gains import Gain
 from finecast.native.opening import engine_of
 from finecast.native.subject import Built
@@ -36,7 +37,7 @@ from finecast.reports.plan_report import PlanReport
 from finecast.tuning.findings import Findings, Found
 from finecast.tuning.goal import Objective
 from finecast.tuning.hint import Anchor
-from finecast.tuning.summary import TF32_TIMES, better_as_ir, comparison, notes, timed_in
+from finecast.tuning.summary import TF32_TIMES, comparison, first_told, notes, timed_in
 
 _NOT_RUN: Final = Verified(engine=None)
 
@@ -193,6 +194,8 @@ class Result(Report):
         anchors: Models that the engine lowers by itself, without tuning.
         findings: What the search considered: frontier, sensitivities and candidates.
         engine: What it was measured in, as ``NAME:DEVICE``; empty if not tuned.
+        engine_times: How fast the fp32 model is by engine, the preferred one first; empty
+            where an engine was named, or one alone runs the model.
         other_engines: How the file that was written does in other engines that are here.
         source: The path of the model given; a name where it is an object.
         plan_out: The file that the plan was written to.
@@ -249,6 +252,7 @@ class Result(Report):
     anchors: tuple[Anchor, ...] = ()
     findings: Findings = field(default_factory=Findings)
     engine: str = ""
+    engine_times: Sequence[EngineTime] = ()
     other_engines: tuple[InOtherEngine, ...] = ()
     source: Path = Path("model")
     plan_out: Path | None = None
@@ -283,7 +287,7 @@ class Result(Report):
         """The verdict, both models side by side, and what the result is made of."""
         warnings = [f"warning: {text}" for text in in_shell(self.warnings)]
         if self.verdict is not Verdict.CONVERTED:
-            lines = [f"{self.verdict.value}: {'; '.join((*better_as_ir(self), self.why))}"]
+            lines = [f"{self.verdict.value}: {'; '.join((*first_told(self), self.why))}"]
             timed = timed_in(self)
             timed = f", {timed}" if timed else ""
             lines.append(f"{self.reference}: {self.baseline.text(self.metric)}{timed}")
@@ -505,6 +509,7 @@ class Result(Report):
             "target": self.target or None,
             "times": self._times,
             "engine": self.engine or None,
+            "engine_times": [asdict(time) for time in self.engine_times],
             "other_engines": [one.to_dict() for one in self.other_engines],
             "baseline": _measured(self.baseline, self.objective),
             "tuned": _measured(self.tuned, self.objective),

@@ -136,8 +136,33 @@ def _as_plan(anchor: Anchor, result: Result) -> str:
     return f"-o {asked.stem}.xml makes it a plan"
 
 
-def better_as_ir(result: Result) -> list[str]:
-    """What comes first: that the output in OpenVINO's own form would be much faster."""
+def first_told(result: Result) -> list[str]:
+    """What comes first: that another engine, or another form of the output, is faster."""
+    return [*_chosen_engine(result), *_better_as_ir(result)]
+
+
+def _chosen_engine(result: Result) -> list[str]:
+    """That another engine than the preferred one was chosen, or that one thread is faster."""
+    if not result.engine_times:
+        return []
+    preferred, *_ = result.engine_times
+    own = next(t for t in result.engine_times if t.engine == result.engine)
+    lines: list[str] = []
+    if own is not preferred:
+        hinted = " by its bf16 hint" if preferred.unsearched_s < preferred.call_s else ""
+        there, here = (s * 1e3 for s in (own.call_s, preferred.unsearched_s))
+        lines.append(
+            f"{title_of(own.engine)} was chosen: fp32 takes {there:.3g} ms a call there,"
+            f" {here:.3g} in {title_of(preferred.engine)}{hinted}"
+        )
+    alone = own.gain_of_one_thread
+    if alone > 1:
+        lines.append(f"fp32 is {alone:.2f} times as fast on one thread as on all")
+    return lines
+
+
+def _better_as_ir(result: Result) -> list[str]:
+    """That the output in OpenVINO's own form would be much faster."""
     than = "this .onnx" if result.improved else "fp32"
     forms = [
         f"-o {result.asked.stem}.xml would be {result.tuned.cost / a.cost:.2f} times as fast"
@@ -176,6 +201,9 @@ def notes(result: Result) -> list[str]:
     products = result.kept_products
     lines += [products.text] if products else []
     lines += _ran(result)
+    if result.engine_times:
+        told = ", ".join(time.text for time in result.engine_times)
+        lines.append(f"fp32 by engine, a call: {told}; --engine NAME tunes for another one")
     lines += [one.text for one in result.other_engines]
     faster = next_faster(record, result.plan.digest)
     lines += [faster] if faster else []

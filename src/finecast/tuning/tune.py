@@ -84,21 +84,32 @@ _LONG_S: Final = 30.0
 _MOST_WRONG: Final = 4
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a search is done: the model in an engine, its data, and what evaluates plans."""
+
+    subject: Subject
+    workload: Workload
+    executor: Executor | None = None
+
+
 def tune(
-    subject: Subject,
-    workload: Workload,
+    place: Place,
     goal: Goal,
     policy: Policy,
     *,
     user_rules: UserRules = (),
-    executor: Executor | None = None,
     start: Plan | None = None,
     progress: Progress = silent,
+    elsewhere: Callable[[Progress], Place | None] | None = None,
 ) -> Result:
     """Find the fastest plan that keeps ``goal`` on all of the workload's data.
 
-    Plans are evaluated by ``executor``; without one, in this process. Trials are kept in the
-    subject's study.
+    Plans are evaluated by the place's executor; without one, in this process. Trials are kept
+    in the subject's study.
+
+    Once the fp32 model has been evaluated, ``elsewhere`` says where the search is done, if
+    another place is better.
 
     A plan to ``start`` from, of this model or of another version of it, is tried first. If it
     keeps the goal, only faster ones are tried.
@@ -109,6 +120,8 @@ def tune(
             to start from is of another model.
         EngineError: If the fp32 model cannot be run.
     """
+    asked, told = policy, progress
+    subject, workload, executor = place.subject, place.workload, place.executor
     progress = Phases(progress, "load", goal.start_s)
     workload = goal.objective.timed(workload)
     measuring = Measuring(
@@ -134,6 +147,8 @@ def tune(
     subject.model.check_policy(policy)  # refuses a misspelt name before any long work
     progress("baseline", 0, 1)
     baseline = _baseline(subject, workload, executor)
+    if elsewhere is not None and (other := elsewhere(progress)) is not None:
+        return tune(other, goal, asked, user_rules=user_rules, start=start, progress=told)
     goal.criterion.check(baseline, workload.worst)
     certifier = certifier_of(goal.criterion, baseline, workload.groups)
     if certifier is not None:

@@ -1,0 +1,144 @@
+"""How fast the fp32 model runs in each engine that is here, before anything is searched.
+
+An engine whose fp32 model is faster than what the preferred engine reaches without a search,
+by its precision hint, is expected to end faster, too: a search in it starts from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from finecast.engines.base import Engine, Feeds, Loadable, Session, feeds_for
+from finecast.engines.known import title_of
+from finecast.errors import FinecastError
+from finecast.measure.racing import ANCHOR, Effort, Race
+from finecast.measure.timing import pass_over
+from finecast.numbers.formats import Format
+
+# A search is done in another engine than the preferred one from this ratio on: the times of a
+# few rounds are known to some percent, and formats gain more in one engine than in another.
+_CLEAR: Final = 1.1
+_LOOK: Final = Effort(min_time_s=0.1, rounds=5, warmup=2, limit=1.0, order=False)
+# Threads that share a call cost each kernel some ten microseconds: where a call takes longer
+# than this, one thread is not faster than all.
+_SHORT_S: Final = 0.01
+_ALONE: Final = "one thread"
+_HINTED: Final = "hint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTime:
+    """Seconds of a call of the fp32 model in one engine.
+
+    Attributes:
+        engine: The engine, as ``NAME:DEVICE``.
+        call_s: On all threads.
+        one_thread_s: On one thread; None where that was not timed.
+        hinted_s: On all threads, by the engine's own hint for bf16; None likewise.
+    """
+
+    engine: str
+    call_s: float
+    one_thread_s: float | None = None
+    hinted_s: float | None = None
+
+    @property
+    def unsearched_s(self) -> float:
+        """The least seconds that the engine reaches without a search."""
+        return min(self.call_s, self.hinted_s or math.inf)
+
+    @property
+    def gain_of_one_thread(self) -> float:
+        """How many times as fast one thread is; 1 where it is not clearly faster."""
+        gain = 1.0 if self.one_thread_s is None else self.call_s / self.one_thread_s
+        return gain if gain > _CLEAR else 1.0
+
+    @property
+    def text(self) -> str:
+        """``OpenVINO 3.1 ms (2.2 by its bf16 hint, 4.0 on one thread)``."""
+        beside = {"by its bf16 hint": self.hinted_s, "on one thread": self.one_thread_s}
+        told = [f"{s * 1e3:.3g} {how}" for how, s in beside.items() if s is not None]
+        more = f" ({', '.join(told)})" if told else ""
+        return f"{title_of(self.engine)} {self.call_s * 1e3:.3g} ms{more}"
+
+
+def engine_times(
+    own: Engine,
+    session: Session,
+    others: Iterable[Engine],
+    model: Loadable,
+    calls: Sequence[Feeds],
+    *,
+    hint: bool,
+) -> list[EngineTime]:
+    """The fp32 model's times in its ``own`` engine, first, and in ``others`` that run it.
+
+    Args:
+        own: The preferred engine.
+        session: The model, loaded there.
+        others: Further engines.
+        model: What they load.
+        calls: The feeds that are timed.
+        hint: Whether the search may lower ops as the engine's hint for bf16 does.
+
+    Returns:
+        One entry an engine; none where no other engine runs the model.
+    """
+    engines = {own.spec: own} | {engine.spec: engine for engine in others}
+    runs = {own.spec: _run(session, calls)}
+    for spec, engine in engines.items():
+        try:
+            runs.setdefault(spec, _run(engine.load(model), calls))
+        except FinecastError:
+            continue
+    if len(runs) == 1:
+        return []
+    race = Race.of(runs.pop(own.spec), runs, _LOOK)
+    times = [EngineTime(engine=own.spec, call_s=race.latency(ANCHOR).median_s)]
+    times += [
+        EngineTime(engine=n, call_s=race.latency_s(n)) for n in engines if n in race.names
+    ]
+    # The hint takes another compilation, which is of use only where its gain decides.
+    decides = hint and own.lowers_by_hint and faster(times) is not None
+    return [
+        _refined(time, engines[time.engine], model, calls, hint=decides and time is times[0])
+        for time in times
+    ]
+
+
+def faster(times: Sequence[EngineTime]) -> EngineTime | None:
+    """The engine that is expected to end faster than the first one; None if none is."""
+    if not times:
+        return None
+    own, *others = times
+    best = min(others, key=lambda time: time.unsearched_s, default=own)
+    return best if best.unsearched_s * _CLEAR < own.unsearched_s else None
+
+
+def _refined(
+    time: EngineTime, engine: Engine, model: Loadable, calls: Sequence[Feeds], *, hint: bool
+) -> EngineTime:
+    """The time with that on one thread, where a call is short, and by the engine's hint."""
+    alone = engine.on_one_thread() if time.call_s < _SHORT_S else None
+    loads = {_ALONE: partial(alone.load, model)} if alone else {}
+    if hint:
+        loads[_HINTED] = partial(engine.load_hinted, model, Format.BF16)
+    if not loads:
+        return time
+    try:
+        anchor = _run(engine.load(model), calls)
+        race = Race.of(
+            anchor, {name: _run(load(), calls) for name, load in loads.items()}, _LOOK
+        )
+    except FinecastError:
+        return time
+    per_call = {name: time.call_s / race.speed(name).median for name in race.names}
+    return replace(time, one_thread_s=per_call.get(_ALONE), hinted_s=per_call.get(_HINTED))
+
+
+def _run(session: Session, calls: Sequence[Feeds]) -> Callable[[], object]:
+    return pass_over(session, [feeds_for(session, feeds) for feeds in calls])
