@@ -111,7 +111,9 @@ def test_neither_engine_is_advised_where_neither_computes_it(
     assert "with one scale, or take them to fp32 by from_type int8" in str(caught.value)
     assert "engine openvino" not in str(caught.value)
     with pytest.raises(EngineError, match="with one scale") as caught:
-        finecast.convert(files / "q.onnx", files / "o.onnx", "all:bf16", engine=engine)
+        finecast.convert(
+            files / "q.onnx", files / "o.onnx", "all:bf16", engine=engine, data={"x": X}
+        )
     assert str(caught.value).count("with one scale") == 1
     done = finecast.convert(
         files / "q.onnx", files / "o.onnx", "none", engine=engine, from_type="int8"
@@ -151,9 +153,10 @@ def _product(weights: Any, value: Callable[[Any], Any], *, by_row: bool = False)
     import openvino
     from openvino import opset13 as op
 
+    of_results: Any = openvino.Model  # its stub does not bind this constructor
     x = op.parameter([STACK, ROWS, SUMMED], openvino.Type.f32)
     x.output(0).set_names({"x"})
-    return openvino.Model([op.matmul(value(x), weights(), False, by_row)], [x])
+    return of_results([op.matmul(value(x), weights(), False, by_row)], [x])
 
 
 def _codes(port: Any) -> Any:
@@ -234,6 +237,7 @@ def test_those_that_share_scales_are_found_and_no_others(case: str) -> None:
     model = _product(weights, value, by_row=by_row)
     assert bool(stacked_scales(model.get_ordered_ops())) is is_wrong
     if not is_wrong:
+        y: Any
         (y,) = get_engine("openvino").load(model).run({"x": X}).values()
         exact = openvino.Tensor(np.zeros(y.shape, np.float32))
         model.evaluate([exact], [openvino.Tensor(X)])
