@@ -35,7 +35,6 @@ from finecast.frontends.torch.converted import ConvertedModule
 from finecast.keywords import ConvertModuleKeywords, TuneModuleKeywords
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.measure.timing import Latency
-from finecast.native.conversion_notes import NOTHING_CONVERTED
 from finecast.native.model import RunOptions
 from finecast.native.torch.files import export, load, save
 from finecast.native.torch.model import of_module
@@ -169,8 +168,7 @@ def convert(
     done = api.convert(model, policy=policy, **more)
     result: ConvertedModule = done.model
     for text in done.warnings:
-        if not text.startswith(NOTHING_CONVERTED):  # the plan at hand says that, with reasons
-            warnings.warn(in_python(text), stacklevel=2)
+        warnings.warn(in_python(text), stacklevel=3)  # past the check of arguments
     return result
 
 
