@@ -392,8 +392,7 @@ def test_why_nothing_is_lowered_is_said() -> None:
             return x @ self.stack
 
     x = torch.randn(2, 3, 4)
-    with pytest.warns(
-        UserWarning, match="nothing was converted.* int8 kernel for aten::matmul"
-    ):
+    with pytest.warns(UserWarning, match=r"nothing was converted.* aten::matmul") as told:
         low = ft.convert(Experts().eval(), (x,), "all:int8")
+    assert told[0].filename == __file__
     assert torch.equal(low(x), x @ stack)
