@@ -18,7 +18,9 @@ from onnx import helper
 import finecast
 from finecast.cli import VERBS, _app
 from finecast.cli.output import warn
+from finecast.data.criterion import Criterion
 from finecast.errors import KEYWORDS, FinecastError, UsageError, in_shell, malformed
+from finecast.naming import options_of
 from finecast.native.profiling import ProfileReport
 from finecast.plugin import registered
 from finecast.reports.base import Report, TextTable
@@ -26,6 +28,7 @@ from finecast.terminal import Verbatim
 from finecast.tuning.blaming import Blame
 from finecast.tuning.emulating import EmulationReport
 from finecast.tuning.explanation import Explanation
+from finecast.tuning.goal import Execution
 from finecast.tuning.result import Result
 
 
@@ -55,6 +58,10 @@ def test_every_name_is_an_option() -> None:
         group: Any = typer.main.get_command(_app([verb]))
         for given in group.commands[verb].params:
             options.update((*given.opts, *given.secondary_opts))
+    # Python has further ones: other spellings of the limit, and the number of processes.
+    for group in (Criterion, Execution):
+        options.update(f for one in options_of(group).values() for f in one.flags)
+        options.update(f"--{name}" for name in options_of(group))
     named = {o for name in KEYWORDS for o in name.split("/")}
     assert named - options <= (OF_PLUGINS if registered().absent else set())
 
@@ -174,7 +181,7 @@ def test_an_output_that_the_fp32_model_lacks_is_named() -> None:
     "line",
     [
         "convert m.pt2 -o low.pt2 --from-type fp16",
-        "tune m.pt2 -o low.pt2 --data d.npz --one-file",
+        "convert m.pt2 -o low.pt2 --one-file",
     ],
 )
 def test_refusals_by_a_models_name_load_no_library(line: str, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ class LimitKeywords(TypedDict, total=False):
     criterion: Criterion | CriterionKind | str | None
     tolerance: float | str | None
     max_drop: float | str | None
+    keep: float | str | None
 
 
 class AccuracyKeywords(JudgingKeywords, OpeningKeywords, LimitKeywords, total=False):
@@ -122,10 +123,12 @@ class SearchKeywords(TypedDict, total=False):
     groups: str | None
     baseline: float | None
     confidence: float | str | None
+    score_range: str | Sequence[float] | None
     objective: Objective | str
     preset: Preset | str
     min_speedup: float
     max_size: str | int | None
+    max_bits: float | None
     max_trials: int | None
     timeout_s: float | None
     jobs: int

@@ -9,7 +9,7 @@ import pytest
 
 import finecast
 from finecast.errors import UsageError
-from finecast.tuning.goal import Goal, Preset
+from finecast.tuning.goal import Execution, Goal, Preset
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,14 @@ def test_what_is_given_goes_before_the_preset() -> None:
 def test_an_unknown_preset_is_told_all() -> None:
     with pytest.raises(UsageError, match="unknown preset 'slow'"):
         finecast.tune("m.onnx", preset="slow")
+
+
+@pytest.mark.parametrize(("given", "jobs"), [("local", 1), ("local:4", 4), ("local:0", 0)])
+def test_the_executor_may_state_how_many_processes(given: str, jobs: int) -> None:
+    execution = Execution(executor=given)
+    assert (execution.executor, execution.jobs) == ("local", jobs)
+
+
+def test_what_is_no_number_of_processes() -> None:
+    with pytest.raises(UsageError, match="'local:many' is nothing that evaluates"):
+        Execution(executor="local:many")

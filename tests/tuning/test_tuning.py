@@ -176,6 +176,7 @@ class Bench:
         start: Plan | None = None,
         confidence: float | None = None,
         max_size: str | int | None = None,
+        max_bits: float | None = None,
     ) -> Result:
         chosen = engine or self.engine
         options = DataOptions(data=self.data, metric=metric, batch=16)
@@ -198,6 +199,7 @@ class Bench:
             max_trials=max_trials,
             min_speedup=min_speedup,
             max_size=max_size,  # type: ignore[arg-type]
+            max_bits=max_bits,
         )
         if start_s is not None:
             goal = replace(goal, start_s=start_s)

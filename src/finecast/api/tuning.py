@@ -97,9 +97,9 @@ def tune(
         progress: As for ``convert``.
         options: Single options by name. Of the data (``DataOptions``): ``metric``,
             ``labels``, ``evaluate``, ``calib``, ``batch``, ``of``. Of the accuracy
-            (``Criterion``): ``tolerance``, ``criterion``, ``max_drop``. Of the
+            (``Criterion``): ``tolerance``, ``criterion``, ``max_drop``, ``keep``. Of the
             search (``Goal``): ``preset``, ``objective``, ``min_speedup``, ``max_size``,
-            ``max_trials``, ``timeout_s``.
+            ``max_bits``, ``max_trials``, ``timeout_s``.
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study`` (likewise), ``resume``,

@@ -29,6 +29,7 @@ Model = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _PLACES: Final = ("path", "force", "external_data")
 Written = Annotated[Destination, Only(*_PLACES, required=("path",))]
+Tuned = Annotated[Destination, Only("path", "force", required=("path",))]
 WrittenWithPlan = Annotated[Destination, Only(*_PLACES, "plan_out", required=("path",))]
 Read = Annotated[ReadOptions, Only("from_type", "freeze_inputs", "trust")]
 Trusted = Annotated[ReadOptions, Only("trust")]

@@ -30,7 +30,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
         *("values", "verbose", "as_json", "help", "help_all"),
     ),
     "Accuracy": (
-        *("confidence", "groups", "lower_is_better", "of", "slices"),
+        *("confidence", "groups", "score_range", "lower_is_better", "of", "slices"),
         "tolerance",
     ),
     "Data": ("labels", "sample_axes", "batch", "decode_steps", "state"),
@@ -39,8 +39,8 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
         *("adjust", "calibration", "user_rules", "per_op"),
     ),
     "Search": (
-        *("objective", "max_size", "max_trials", "timeout_s", "start", "resume"),
-        *("jobs", "executor"),
+        *("objective", "max_size", "max_bits", "max_trials", "timeout_s", "start", "resume"),
+        "executor",
     ),
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (

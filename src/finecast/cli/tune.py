@@ -15,7 +15,7 @@ from finecast.cli.common import (
     Json,
     Model,
     Read,
-    Written,
+    Tuned,
     telling_stale,
     warn_stale,
 )
@@ -61,11 +61,12 @@ Verbose = Annotated[
         " showed.",
     ),
 ]
+Proven = Annotated[Criterion, Only("tolerance", "max_drop", "confidence", "score_range")]
 Certified = Annotated[DataOptions, Only(*EVALUATION, "groups")]
 Search = Annotated[
     Goal,
     Only(
-        *("objective", "preset", "max_size", "max_trials", "timeout_s"),
+        *("objective", "preset", "max_size", "max_bits", "max_trials", "timeout_s"),
     ),
 ]
 Searched = Annotated[Policy, Only("exclude", "op_formats", "io")]
@@ -75,16 +76,18 @@ Searched = Annotated[Policy, Only("exclude", "op_formats", "io")]
 def run(
     source: Model,
     how: Read,
-    written: Written,
+    written: Tuned,
     data: Certified,
-    criterion: Annotated[Criterion, Only("tolerance", "max_drop", "confidence")],
+    criterion: Annotated[
+        Criterion, Only("tolerance", "max_drop", "confidence", "score_range")
+    ],
     goal: Search,
     casting: Casting,
     narrowing: Searched,
     rules: Rules,
     device: OfDevice,
     request: Records,
-    execution: Execution,
+    execution: Annotated[Execution, Only("executor")],
     target: Target = None,
     verbose: Verbose = False,
     as_json: Json = False,

@@ -193,6 +193,8 @@ class Goal:
             how many times as good. Where fp32 exceeds a bound on size, the default asks for
             no gain.
         max_size: The most bytes of the file that is written.
+        max_bits: The most bits that a number of the stored weights takes in the mean, its
+            share of scales counted.
         max_trials: The most evaluations of plans on all data; None for no limit. A given
             number is used up: faster plans are looked for until it is spent.
         timeout_s: Seconds after which no evaluation is begun but the first, and the last race
@@ -232,6 +234,12 @@ class Goal:
         python=((str, Integral), "a size, as 120MB, or a number of bytes"),
         convert=_bytes_of,
     ).field(None)
+    max_bits: float | None = Option(
+        help="The most bits that a weight may take in the mean of all weights, with its share"
+        " of scales, as 5.",
+        metavar="BITS",
+        kind=float,
+    ).field(None)
     max_trials: int | None = Option(
         help="The most plans that are evaluated on all data.",
         kind=int,
@@ -250,13 +258,20 @@ class Goal:
         """Refuse goals that can never be met.
 
         Raises:
-            UsageError: If the speedup is below 1, or a budget leaves no trial.
+            UsageError: If the speedup is below 1, a budget leaves no trial, or a bound on size
+                leaves no weight.
         """
         convert_options(self)
         for name, value in _PRESETS[self.preset].items():
             if getattr(self, name) == default_of(Goal, name):
                 object.__setattr__(self, name, value)
-        least = ANY_SPEEDUP if self.max_size is not None else 1
+        if self.max_bits is not None and not 0 < self.max_bits < math.inf:
+            raise UsageError(
+                f"{self.max_bits:g} bits hold no weight",
+                where="--max-bits",
+                fix="give more than 0, as 5",
+            )
+        least = ANY_SPEEDUP if self.bounds_size else 1
         if not least <= self.min_speedup < math.inf:
             raise UsageError(
                 f"{self.min_speedup:g} times as good as fp32 is no gain to ask for",
@@ -277,9 +292,16 @@ class Goal:
             )
 
     @property
+    def bounds_size(self) -> bool:
+        """Whether plans are bounded in size."""
+        return self.max_size is not None or self.max_bits is not None
+
+    @property
     def size_text(self) -> str:
-        """The bound on size, as users read it."""
-        return "" if self.max_size is None else megabytes(self.max_size)
+        """The bounds on size, as users read them."""
+        size = "" if self.max_size is None else megabytes(self.max_size)
+        bits = "" if self.max_bits is None else f"{self.max_bits:g} bits a weight"
+        return " and ".join(filter(None, (size, bits)))
 
     @property
     def goes_on(self) -> bool:
@@ -326,8 +348,8 @@ class Execution:
     Attributes:
         jobs: Worker processes that evaluate plans on all data; 0 for none: they are evaluated
             in this process, as are all models, data and functions that are Python objects.
-        executor: ``local`` for worker processes of this machine; or a place of a plugin, as
-            ``ray`` or ``ray://HOST:PORT`` for the nodes of a cluster.
+        executor: ``local`` for worker processes of this machine, ``local:N`` for N of them; or
+            a place of a plugin, as ``ray`` or ``ray://HOST:PORT`` for the nodes of a cluster.
     """
 
     jobs: int = Option(
@@ -337,19 +359,22 @@ class Execution:
         least=0,
     ).field(1)
     executor: str = Option(
-        help="Where plans are evaluated: local, or on a Ray cluster, a part of the data on"
-        " each"
-        " node.",
-        metavar="local|ray[://ADDRESS]",
+        help="Where plans are evaluated: in a process of this machine, in N of them, each with"
+        " a part of the data (local:0: in finecast's own), or on the nodes of a Ray cluster.",
+        metavar="local[:N]|ray[://ADDRESS]",
         convert=_executor,
     ).field(LOCAL)
 
     def __post_init__(self) -> None:
-        """Read the executor's name.
+        """Read the executor's name, and the number of processes in ``local:N``.
 
         Raises:
             UsageError: If nothing of that name evaluates.
         """
+        name, _, number = str(self.executor).partition(":")
+        if name == LOCAL and number.isdecimal():
+            object.__setattr__(self, "jobs", int(number))
+            object.__setattr__(self, "executor", LOCAL)
         convert_options(self)
 
 
