@@ -14,9 +14,9 @@ of its largest number becomes the largest of e4m3; a block's scale, divided by t
 tensor, is rounded to e4m3. With four over six a block's largest number may become 4 in place
 of 6, between which there is no element: its scale is half as large again then. That is chosen
 where the sum of the squared errors of the block is less by it; so that e4m3 holds such scales,
-the scale of the tensor's largest number becomes 256. A last block that is not whole is a block like others. Zeros keep
-their sign, but for those of integers. A NaN or an Inf has no element: all numbers that share a
-scale with it become NaN.
+the scale of the tensor's largest number becomes 256. A last block that is not whole is a block
+like others. Zeros keep their sign, but for those of integers. A NaN or an Inf has no element:
+all numbers that share a scale with it become NaN.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class BlockLayout:
 
     @property
     def largest_scale(self) -> float:
-        """What the scale of a tensor's largest number becomes, where the tensor has a scale."""
+        """What the scale of a tensor's largest number becomes, if the tensor has a scale."""
         return _MOST_BY_SIX if self.four_over_six else E4M3.largest
 
     @property
