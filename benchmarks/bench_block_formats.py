@@ -50,7 +50,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.pricing import limited
 from finecast.planning.problem import Analysis, Proposal
-from finecast.planning.proposing import near, propose, stated, weight_bytes
+from finecast.planning.proposing import between, near, propose, stated, weight_bytes
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 WIDER, LONGER = 64, 64
@@ -215,9 +215,10 @@ class Decoder:
         return self.stated("recipe", formats).plan
 
     def kept_to(self, uniform: Proposal) -> list[Proposal]:
-        """The fastest mixed plans whose predicted error is that of a uniform one, or less."""
-        free = replace(self.analysis, limit=None)
-        return near(self.planner, free, uniform.error, (1.0, 0.8))
+        """Mixed plans whose predicted error is that of a uniform one, or somewhat less."""
+        free, most = replace(self.analysis, limit=None), uniform.error
+        steps = between(self.planner, free, (most / 4, most * _SAME), most=4)
+        return [*steps, *near(self.planner, free, most, (1.0, 0.8))]
 
     def mixed(self, most_bytes: float | None = None) -> list[Proposal]:
         """The frontier of predicted time and error, of plans of at most so many bytes."""
