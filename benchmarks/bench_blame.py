@@ -37,7 +37,7 @@ from benchmarks.common import SHARED_MODELS, print_environment
 from finecast import api
 from finecast.data.criterion import Criterion
 from finecast.data.deviation import expected
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.engines.exact import CachedSession
 from finecast.graph import Node
 from finecast.native.model import LowModel

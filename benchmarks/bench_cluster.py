@@ -33,7 +33,7 @@ from benchmarks.bench_kills import AS_OTHERS, make
 from benchmarks.common import report, skip
 from finecast.data.datasets import Part
 from finecast.data.metrics import METRICS, Scored, Scoring
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.data.workload import Workload
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.onnx import OnnxModel, read

@@ -20,6 +20,7 @@ import numpy as np
 
 from finecast.devices.targets import load_target
 from finecast.engines import get_engine
+from finecast.engines.exact import Exact
 from finecast.frontends import onnx as frontend
 from finecast.graph import Graph
 from finecast.native.observing import observe
@@ -89,8 +90,9 @@ def _stages(path: Path) -> dict[str, str]:
     units = make_units(prepared.graph, measured.permissions, POLICY.formats)
     points = rounding_points(prepared.graph, units)
     where = {POLICY.format: points}
+    exact = Exact.of(engine.load(path), [feeds])
     errors = probe_sensitivity(
-        measured, where, lambda some: switched_probe(prepared, some, [feeds]), silent
+        measured, where, lambda some: switched_probe(prepared, some, [feeds]), silent, exact
     )
     sensitivity = errors[POLICY.format]
     shapes = {i: f.shape for i, f in facts.items()}

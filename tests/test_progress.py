@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +32,27 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     assert first.endswith(", 1 of 4, after 16 s")
     assert not ACTS.search(first)
     assert second == "tuning: c, 1 of 4, after 40 s"
+
+
+@pytest.mark.parametrize("reports", [False, True])
+def test_what_is_waited_for_before_the_first_report_is_said(
+    reports: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loading took 45 s of a --timeout of 20, in silence."""
+    waiting: list[Callable[[], None]] = []
+
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            waiting.append(lambda: None if self.finished.is_set() else self.function())
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    with shown("tuning") as report:
+        if reports:
+            report("baseline", 0, 1)
+        waiting[0]()
+    assert capsys.readouterr().err == ("" if reports else "tuning: load, after 10 s\n")
+    waiting[0]()
+    assert capsys.readouterr().err == ""
 
 
 def test_a_notice_is_shown_at_once_and_is_no_phase(

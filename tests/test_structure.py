@@ -16,7 +16,7 @@ SOURCES = (SOURCE, *sorted(ROOT.glob("plugins/*/src")))
 MOST_PARAMETERS = 7
 MOST_AT_THE_TOP = 12
 # Typer reads the options of a verb from its ``run``. The verbs of Python take one more.
-KEYWORDS = {"api/tuning.py:tune", "tuning/tune.py:tune"}
+KEYWORDS = {"api/tuning.py:tune"}
 MOST_OF_A_VERB = 8
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Final, Self, cast
 
@@ -27,7 +28,7 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
-from finecast.planning.sensitivity import Sensitivity, measure, measure_largest
+from finecast.planning.sensitivity import ProbeOptions, Sensitivity, measure
 from finecast.progress import Progress
 from finecast.rules.policy import Policy
 from finecast.solver.assignment import Bools
@@ -297,15 +298,13 @@ class SimulatedExamined(Examined):
             return [1 + simulation.probe(fmt, on)]
 
         count, weights = len(points.points), len(points.weights)
-        if most is not None:
-            found = measure_largest(count, probe, most=most, weights=weights)
-            return replace(found, shared=np.zeros(len(points.shared)))
         return measure(
             count,
             probe,
             weights=weights,
             shared=[at for _, at in points.shared],
-            on_probe=lambda done, total: self.progress("sensitivity", done, total),
+            most=most,
+            probing=ProbeOptions(on_probe=partial(self.progress, "sensitivity")),
         )
 
     def _is_minor(

@@ -23,7 +23,7 @@ from zoo.libraries import prepare
 
 _CLASSES: Final = 16
 _BIAS: Final = 0.02
-_CALLS: Final = 50
+_CALLS: Final = 275  # of which 250, or 2,000 samples, are held
 _BATCH: Final = 8
 _TOKENS, _VOCABULARY = 64, 1000
 _IMAGES: Final = {

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from finecast.data.criterion import Criterion, CriterionKind
-    from finecast.data.sources import Data, DataOptions
+    from finecast.data.options import Data, DataOptions
     from finecast.data.workload import CalibrationFunction
     from finecast.devices.emulation import Emulation
     from finecast.native.model import Check
@@ -79,7 +79,6 @@ class LimitKeywords(TypedDict, total=False):
     criterion: Criterion | CriterionKind | str | None
     tolerance: float | str | None
     max_drop: float | str | None
-    keep: float | str | None
 
 
 class AccuracyKeywords(JudgingKeywords, OpeningKeywords, LimitKeywords, total=False):
@@ -123,12 +122,10 @@ class SearchKeywords(TypedDict, total=False):
     groups: str | None
     baseline: float | None
     confidence: float | str | None
-    score_range: str | Sequence[float] | None
     objective: Objective | str
     preset: Preset | str
     min_speedup: float
     max_size: str | int | None
-    max_bits: float | None
     max_trials: int | None
     timeout_s: float | None
     jobs: int

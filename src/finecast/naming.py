@@ -153,15 +153,13 @@ def switch(word: str, *, where: str) -> bool:
     raise UsageError(f"{word!r} is neither on nor off", where=where, fix="write 1 or 0")
 
 
-def share_of(
-    given: float | str | None, *, where: str, example: float, most: float = math.inf
-) -> float | None:
+def share_of(given: float | str | None, *, where: str, example: float) -> float | None:
     """A share, given as a number or as text, in percent, too: ``5%``; None stays None.
 
     ``example`` is one to give, for the error.
 
     Raises:
-        UsageError: If it is none from 0 to ``most``.
+        UsageError: If it is negative or not finite.
     """
     if given is None:
         return None
@@ -171,7 +169,7 @@ def share_of(
         share = float(number) / of
     except ValueError:
         share = math.nan
-    if 0 <= share <= most and share < math.inf:
+    if 0 <= share < math.inf:
         return share
     raise UsageError(
         f"{text!r} is no share", where=where, fix=f"give {example:g} or {100 * example:g}%"

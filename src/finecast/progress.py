@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -208,9 +209,17 @@ class _Lines:
         self._start = time.monotonic()
         self._last = self._start - _REDRAWN_S if redrawn else self._start
         self._width = 0
+        self._waiting = threading.Timer(_EVERY_S, self._wait)
+        self._waiting.daemon = True
+        self._waiting.start()
+
+    def _wait(self) -> None:
+        """Say what is waited for before the first report: loading may be all of it."""
+        self._write(one_line(f"{self._title}: {_FIRST}, after {_EVERY_S:.0f} s"))
 
     def report(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
+        self._waiting.cancel()
         if isinstance(stage, Detail) and not self._steps:
             return
         if isinstance(stage, Notice):
@@ -224,7 +233,8 @@ class _Lines:
         self._write(one_line(f"{self._title}: {stage}{steps}, after {took:.0f} s"))
 
     def end(self) -> None:
-        """End the line that was redrawn, if there is one."""
+        """End the line that was redrawn, if there is one, and wait for nothing."""
+        self._waiting.cancel()
         if self._width:
             self._width = 0
             write(sys.stderr, "")

@@ -72,6 +72,21 @@ def test_a_right_model_ends_with_0(
     assert "evaluation" in done.out
 
 
+def test_it_says_whether_kernels_or_definitions_computed(
+    finecast: Finecast, net: Path, low: Path, wrong: Path, data: Path
+) -> None:
+    """A file that an engine computed wrongly had nothing to blame, without a word of why."""
+    for other in (low, wrong):
+        told = finecast("blame", net, other, "--data", data).out.replace("\n", " ")
+        assert "computed as the ops are defined, in the types of the files" in told
+        by_engine = ("blame", net, other, "--data", data, "--engine", "onnxruntime")
+        assert "as the ops are defined" not in finecast(*by_engine).out.replace("\n", " ")
+        assert finecast(*by_engine, "--json").json["engine"] == "onnxruntime"
+    assert finecast("blame", net, low, "--data", data, "--json").json["engine"] is None
+    emulated = finecast("blame", net, low, "--data", data, "--engine", "emulator:trn1")
+    assert "as the ops are defined" not in emulated.out.replace("\n", " ")
+
+
 def test_the_figure_says_how_many_samples_it_is_of(finecast: Finecast, tmp_path: Path) -> None:
     """That of the probed samples was given as that of all."""
     net, low, data = classifier(tmp_path, "float[n,16] y, int64[n,1] k")

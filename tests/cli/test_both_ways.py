@@ -239,16 +239,15 @@ def test_an_unknown_option_names_those_that_are_close() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep", "tolerance"),
-    [("99%", 0.01), ("99.9%", 0.001), ("100%", 0.0), (" 97.5 %", 0.025), ("0.99", 0.01)],
+    ("text", "share"), [("1%", 0.01), ("0%", 0.0), (" 2.5 %", 0.025), ("0.01", 0.01)]
 )
-def test_what_to_keep_is_a_share(keep: str, tolerance: float) -> None:
-    assert finecast.Criterion(keep=keep) == finecast.Criterion(tolerance=tolerance)
+def test_what_may_be_lost_is_a_share(text: Any, share: float) -> None:
+    assert finecast.Criterion(tolerance=text) == finecast.Criterion(tolerance=share)
 
 
-@pytest.mark.parametrize("keep", ["99", "-1%", "101%", "much", "%"])
-def test_what_is_no_share(keep: str) -> None:
+@pytest.mark.parametrize("text", ["inf", "-1%", "much", "%"])
+def test_what_is_no_share(text: Any) -> None:
     with pytest.raises(finecast.UsageError, match="is no share"):
-        finecast.Criterion(keep=keep)
-    with pytest.raises(finecast.UsageError, match="and so does another option"):
-        finecast.Criterion(keep="99%", tolerance=0.5)
+        finecast.Criterion(tolerance=text)
+    with pytest.raises(finecast.UsageError, match="and so does tolerance"):
+        finecast.Criterion(max_drop=0.02, tolerance=0.5)

@@ -245,8 +245,7 @@ def test_tune_tries_both_and_says_how_to_run_it(
     np.savez(tmp_path / "data.npz", x=np.repeat(FEEDS["x"], 4, axis=0))
     out = tmp_path / "tuned.xml"
     answer = finecast(
-        "tune", ir, "-o", out, "--data", tmp_path / "data.npz", "--criterion", "absolute",
-        "--tolerance", "0.5", *BF16,
+        "tune", ir, "-o", out, "--data", tmp_path / "data.npz", "--max-drop", "0.5", *BF16,
     )  # fmt: skip
     assert answer.code == 0, answer.err
     plan = Plan.load(out.with_suffix(".xml.plan.json"))

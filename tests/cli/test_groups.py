@@ -81,7 +81,7 @@ def test_tune_has_few_options() -> None:
     """Beside those that plugins bring: of a device's compiler, of places for evaluations."""
     device = {f.name for kind in (Casting, *option_groups("tune")) for f in fields(kind)}
     own = {p.name for p in command("tune").params if p.param_type_name == "option"}
-    assert len(own - device - {"executor", HELP_ALL}) <= 44
+    assert len(own - device - {"executor", HELP_ALL}) <= 40
 
 
 def test_help_has_the_usual_options_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from onnx import parser
 
 from finecast.cli import main
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.engines import ONNX, installed, reading
 from finecast.errors import ExitCode, UsageError
 from finecast.measure import timing

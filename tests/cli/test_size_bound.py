@@ -50,10 +50,10 @@ def test_the_written_file_keeps_the_bound(net: Path) -> None:
 
 
 def test_a_bound_that_nothing_keeps(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words(net, "--max-bits", "2")) == 1
+    assert main(words(net, "--max-size", "20kB")) == 1
     told = " ".join(capsys.readouterr().out.split())
-    assert "no plan takes at most 2 bits a weight: the smallest takes" in told
-    assert "4.5 bits a weight" in told
+    assert "no plan takes at most 0.02 MB: the smallest takes" in told
+    assert "0.02966 MB, 4.79 bits a weight" in told
     assert not net.with_name("out.onnx").exists()
 
 

@@ -226,7 +226,7 @@ def nan_in(x: np.ndarray) -> np.ndarray:
         (lambda d: d | {"x": nan_in(d["x"])}, [], "array 'x' holds NaN"),
         (lambda d: {k: v[:1] for k, v in d.items()}, [], "over 1 decision says nothing"),
         (dict, ["--tolerance", "5"], "relative tolerance 5 lets every result pass"),
-        (dict, ["--criterion", "absolute", "--tolerance", "1"], "lets every result pass"),
+        (dict, ["--max-drop", "1"], "lets every result pass"),
         (dict, ["--lower-is-better"], "of top1 more is better"),
         (dict, ["--metric", "top5"], "top5 of 4 classes is right whatever the model says"),
     ],
@@ -327,3 +327,14 @@ def test_an_objective_that_is_none(
     )
     assert answer.code == ExitCode.USAGE
     assert "one request at a time" in answer.err
+
+
+def test_a_limit_of_time_that_loading_used_up_is_said_at_once(
+    finecast: Finecast, net: Path, data: Path, tmp_path: Path
+) -> None:
+    """Loading took more than all of it, and a line told of two minutes to come."""
+    call = ("tune", net, "-o", tmp_path / "o.onnx", "--data", data, "--metric", "cosine")
+    said = finecast(*call, "--timeout", "0.001").err.replace("\n", " ")
+    assert "the --timeout of 0.001 s is over: load took" in said
+    assert "one plan is tried, and the search ends" in said
+    assert "in all, as it looks now" not in said

@@ -204,22 +204,6 @@ def test_a_model_of_nan_has_no_bound() -> None:
     assert found.bound == math.inf
 
 
-def test_a_stated_range_takes_the_place_of_an_unknown_one() -> None:
-    low, exact = (scored(x, (0.0, math.inf)) for x in (np.linspace(0, 0.9, 40), np.zeros(40)))
-    with pytest.raises(UsageError, match=r"sample 22 scores 0.507692, which is not in 0:0.5"):
-        low.with_range(0, 0.5)
-    with pytest.raises(UsageError, match="no mean of scores"):
-        samples_of("spearman", LOW).with_range(-1, 1)
-    found = certify(
-        exact.with_range(0, 1),
-        low.with_range(0, 1),
-        ALL[::2],
-        higher_is_better=False,
-        confidence=0.95,
-    )
-    assert found.loss < found.bound <= 1
-
-
 def test_the_largest_difference_has_no_samples() -> None:
     total = METRICS["max_abs"].start()
     total.update({"y": LOW}, None, {"y": SCORES})

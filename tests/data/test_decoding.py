@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from finecast.data.datasets import Dataset
 from finecast.data.decoding import Decoding, DecodingSession
-from finecast.data.sources import DataOptions, workload_of
+from finecast.data.options import DataOptions
+from finecast.data.sources import workload_of
 from finecast.data.workload import DataWorkload
 from finecast.engines.base import (
     Array,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import finecast
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.engines import get_engine
 from finecast.errors import UsageError
 from tests.engines.emulator import models

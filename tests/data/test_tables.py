@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from finecast.data.datasets import Dataset
-from finecast.data.sources import DataOptions, given_samples
+from finecast.data.options import DataOptions
+from finecast.data.sources import given_samples
 from finecast.data.streams import Stream
 from finecast.data.tables import ImageFolder, samples_of, table_in
 from finecast.engines.base import Array, Session, TensorSpec

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import finecast
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.devices.faults import known_faults
 from finecast.engines import get_engine, installed
 from finecast.errors import WrongNumbersError

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 import finecast
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.engines import get_engine, installed
 from finecast.errors import EngineError, ModelError
 from finecast.files import digest

@@ -12,7 +12,7 @@ import pytest
 
 import finecast
 from finecast.data.deviation import expected
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.engines import installed
 from finecast.engines.base import Array, Engine, Feeds, KernelTime, Session
 from finecast.engines.fallen_apart import Kernels

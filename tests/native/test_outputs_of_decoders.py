@@ -10,7 +10,8 @@ import onnx
 import pytest
 
 from finecast import api
-from finecast.data.sources import DataOptions, workload_of
+from finecast.data.options import DataOptions
+from finecast.data.sources import workload_of
 from finecast.devices.emulation import Emulation, explicit_casts
 from finecast.engines.exact import Exact
 from finecast.errors import UsageError

@@ -12,7 +12,8 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import finecast  # noqa: E402
-from finecast.data.sources import DataOptions, workload_of  # noqa: E402
+from finecast.data.options import DataOptions  # noqa: E402
+from finecast.data.sources import workload_of  # noqa: E402
 from finecast.data.workload import Workload  # noqa: E402
 from finecast.devices.emulation import Setting, explicit_casts  # noqa: E402
 from finecast.errors import UsageError  # noqa: E402

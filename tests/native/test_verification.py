@@ -11,7 +11,7 @@ import pytest
 
 import finecast
 from finecast.data.deviation import deviation
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.engines import get_engine, installed
 from finecast.errors import EngineError, WrongNumbersError
 from finecast.native.engine_model import EngineModel

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from finecast.planning.points import RoundingPoint, RoundingPoints
 from finecast.planning.sensitivity import (
+    ProbeOptions,
     Saturation,
     Sensitivity,
     measure,
-    measure_largest,
     squared_error,
 )
 
@@ -155,12 +155,16 @@ def test_a_small_output_s_error_is_not_hidden_by_others() -> None:
         return [lost, *(np.ones(1000) for _ in range(3))]
 
     assert measure(1, probe).values == pytest.approx([0.01])
-    assert measure(1, probe, counted=[1, 2]).values == pytest.approx([0.0])
+    assert measure(1, probe, probing=ProbeOptions(counted=[1, 2])).values == pytest.approx(
+        [0.0]
+    )
 
 
 def test_progress_counts_up_to_what_was_expected() -> None:
     told: list[tuple[int, int]] = []
-    measure(5, Model([1.0] * 5), on_probe=lambda *step: told.append(step))
+    measure(
+        5, Model([1.0] * 5), probing=ProbeOptions(on_probe=lambda *step: told.append(step))
+    )
     assert [done for done, _ in told] == list(range(1, len(told) + 1))
     assert all(done <= total for done, total in told)
 
@@ -288,7 +292,7 @@ def test_few_runs_find_the_point_of_the_largest_error(count: int, data: st.DataO
     errors = np.full(count, 1e-6)
     errors[worst] = 1e-2
     model = Model(errors.tolist())
-    found = measure_largest(count, model, most=24)
+    found = measure(count, model, most=24)
     assert model.runs <= 24 + 2  # nothing on, and all
     assert int(found.values.argmax()) == worst
     assert found.values.max() == pytest.approx(1e-2)

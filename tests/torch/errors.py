@@ -20,7 +20,7 @@ from finecast.planning.points import (
     find_points,
     switches,
 )
-from finecast.planning.sensitivity import measure
+from finecast.planning.sensitivity import ProbeOptions, measure
 
 Errors = NDArray[np.float64]
 
@@ -41,7 +41,7 @@ def probed(
     feeds = ProgramSignature.of(captured.program).feeds(args, {})
     made = switches(_alone(points), {}, Format.BF16)
     probe = switched_probe(prepared, made, [feeds])
-    return measure(len(points), probe, counted=counted).shares
+    return measure(len(points), probe, probing=ProbeOptions(counted=counted)).shares
 
 
 def first_order(

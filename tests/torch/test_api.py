@@ -73,7 +73,7 @@ def test_a_metric_on_data_and_one_of_the_module(net: nn.Module) -> None:
         seen.append(type(module))
         return float(module(X).sum())
 
-    other = finecast.tune(net, evaluate=evaluate, keep="50%", **by_size)
+    other = finecast.tune(net, evaluate=evaluate, tolerance="50%", **by_size)
     assert other.baseline.metric == pytest.approx(float(net(X).detach().sum()))
     assert all(issubclass(one, nn.Module) for one in seen)
     for one in (found, other):

@@ -22,7 +22,7 @@ from torch import nn
 import finecast
 import finecast.torch as ft
 from finecast import api
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.engines.usage import how_to_run
 from finecast.errors import ModelError, UsageError
 from finecast.native.torch import planning, subject

@@ -377,3 +377,22 @@ def test_a_constant_is_read_back_along_the_axis_of_its_channels(axis: int | None
     graph.output(read_back(graph, {n: graph.placeholder(n) for n in parts}, encoding))
     got = torch.fx.GraphModule(nn.Module(), graph)(*parts.values())
     assert torch.equal(got, torch.from_numpy(encoding.round(tensor.numpy())))
+
+
+def test_why_nothing_is_lowered_is_said() -> None:
+    """It was silent: the caller had an fp32 module, and asked for int8."""
+    stack = nn.Parameter(torch.randn(2, 4, 4))
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack = stack
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.stack
+
+    x = torch.randn(2, 3, 4)
+    with pytest.warns(UserWarning, match=r"nothing was converted.* aten::matmul") as told:
+        low = ft.convert(Experts().eval(), (x,), "all:int8")
+    assert told[0].filename == __file__
+    assert torch.equal(low(x), x @ stack)

@@ -18,7 +18,7 @@ from torch import nn
 import finecast
 import finecast.torch as ft
 from finecast.cli import main
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.engines import get_engine
 from finecast.errors import ModelError, UsageError, WrongNumbersError
 from finecast.numbers.formats import Format

@@ -28,13 +28,18 @@ def bits(outcome: Result) -> float:
     return sum(count * stored[name] for name, count in counts.items()) / NUMBERS
 
 
+def size_of(bench: Bench, mean_bits: float) -> int:
+    """The bytes of the file if a weight takes so many bits in the mean."""
+    return bench.model.stat().st_size - int(NUMBERS * (32 - mean_bits) / 8)
+
+
 def test_a_bound_is_kept_where_that_costs_time(bench: Bench) -> None:
     """Low ops take twice as long here, and without the bound all stay in fp32."""
     bench.engine.gain = 0.5
     assert not bench.tune().improved
-    outcome = bench.tune(max_bits=20)
+    outcome = bench.tune(max_size=size_of(bench, 24))
     assert outcome.improved
-    assert bits(outcome) <= 20
+    assert bits(outcome) <= 24
     assert outcome.gain < 1
     # The small head and the pool keep fp32: what is not needed for the bound costs time.
     assert outcome.plan.formats["conv1"] is Format.FP16
@@ -52,16 +57,16 @@ def test_the_file_keeps_a_bound(bench: Bench) -> None:
 
 
 def test_a_bound_that_fp32_keeps_asks_for_nothing_else(bench: Bench) -> None:
-    free, bounded = bench.tune(), bench.tune(max_size="1MB", max_bits=32)
+    free, bounded = bench.tune(), bench.tune(max_size="1MB")
     assert bounded.plan.digest == free.plan.digest
     bench.engine.gain = 0.5
-    assert not bench.tune(max_bits=32).improved  # nothing is faster than fp32
+    assert not bench.tune(max_size="1MB").improved  # nothing is faster than fp32
 
 
 def test_where_nothing_fits_it_says_what_the_smallest_takes_and_loses(bench: Bench) -> None:
-    outcome = bench.tune(max_bits=8)
+    outcome = bench.tune(max_size=size_of(bench, 8))
     assert not outcome.improved
-    assert "no plan takes at most 8 bits a weight: the smallest takes" in outcome.why
+    assert re.search(r"no plan takes at most 0\.\d+ MB: the smallest takes", outcome.why)
     assert ", 16 bits a weight; it has " in outcome.why
     assert re.search(r"has [0-9.]+ on your data, and fp32 1$", outcome.why)
 
@@ -74,9 +79,9 @@ def test_where_what_fits_misses_it_says_what_the_best_has(bench: Bench) -> None:
     def evaluate(run: Run) -> float:
         return 1.0 if np.array_equal(run({"x": x})["y"], exact) else 0.5
 
-    outcome = bench.tune(max_bits=17, evaluate=evaluate)
+    outcome = bench.tune(max_size=size_of(bench, 24), evaluate=evaluate)
     assert not outcome.improved
-    assert "the best that takes at most 17 bits a weight has 0.5" in outcome.why
+    assert re.search(r"the best that takes at most 0\.0\d+ MB has 0\.5", outcome.why)
 
 
 def test_a_model_larger_than_predicted_is_not_chosen(
@@ -85,9 +90,9 @@ def test_a_model_larger_than_predicted_is_not_chosen(
     """What a stored model takes decides, and not what was predicted of it."""
     bench.engine.gain = 0.5
     monkeypatch.setattr(SizeBound, "keeps", lambda *_: False)
-    outcome = bench.tune(max_bits=20)
+    outcome = bench.tune(max_size="4kB")
     assert not outcome.improved
-    assert outcome.why == "no plan tried takes at most 20 bits a weight"
+    assert outcome.why == "no plan tried takes at most 0.004 MB"
 
 
 @pytest.mark.parametrize(
@@ -102,8 +107,3 @@ def test_sizes_that_users_write(given: str | int, size: int) -> None:
 def test_what_is_no_size(given: str) -> None:
     with pytest.raises(UsageError, match="is no size of a file"):
         Goal(max_size=given)  # type: ignore[arg-type]
-
-
-def test_bits_that_hold_nothing() -> None:
-    with pytest.raises(UsageError, match="hold no weight"):
-        Goal(max_bits=0.0)

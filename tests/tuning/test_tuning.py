@@ -17,7 +17,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from finecast.data.criterion import Criterion, CriterionKind
-from finecast.data.sources import DataOptions, workload_of
+from finecast.data.options import DataOptions
+from finecast.data.sources import workload_of
 from finecast.data.workload import EvalFunction, Run
 from finecast.engines import get_engine
 from finecast.engines.base import Array, Capability, Engine, Feeds, KernelTime, Session
@@ -175,7 +176,6 @@ class Bench:
         start: Plan | None = None,
         confidence: float | None = None,
         max_size: str | int | None = None,
-        max_bits: float | None = None,
     ) -> Result:
         chosen = engine or self.engine
         options = DataOptions(data=self.data, metric=metric, batch=16)
@@ -198,7 +198,6 @@ class Bench:
             max_trials=max_trials,
             min_speedup=min_speedup,
             max_size=max_size,  # type: ignore[arg-type]
-            max_bits=max_bits,
         )
         if start_s is not None:
             goal = replace(goal, start_s=start_s)

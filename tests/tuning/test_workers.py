@@ -19,7 +19,7 @@ from finecast import api
 from finecast.data.criterion import Criterion
 from finecast.data.datasets import WHOLE, Part
 from finecast.data.metrics import METRICS, Score, Scored, Scoring
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.data.workload import Workload
 from finecast.errors import UserCodeError
 from finecast.measure.racing import Effort

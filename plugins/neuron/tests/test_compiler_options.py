@@ -286,7 +286,7 @@ def test_tune_keeps_the_criterion_in_emulation(
 ) -> None:
     model, data = wide_case
     out = tmp_path / "low.onnx"
-    options = ["--metric", "snr_db", "--criterion", "absolute", "--tolerance", "90", "--json"]
+    options = ["--metric", "snr_db", "--max-drop", "90", "--json"]
     answer = finecast("tune", model, "-o", out, "--target", "trn1", "--data", data, *options)
     assert answer.code == ExitCode.NOT_IMPROVED, answer.err
     assert "is within your limit (90)" in answer.json["why"]
@@ -345,7 +345,7 @@ def test_a_plan_by_op_goes_beyond_the_ladder(
 ) -> None:
     model, data = uneven
     out = tmp_path / "low.onnx"
-    options = ["--metric", "snr_db", "--criterion", "absolute", "--tolerance", "80", "--json"]
+    options = ["--metric", "snr_db", "--max-drop", "80", "--json"]
     answer = finecast(verb, model, "--target", "trn1", "-o", out, "--data", data, *options)
     assert answer.code == ExitCode.DONE, answer.err
     report = answer.json

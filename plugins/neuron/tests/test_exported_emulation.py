@@ -57,7 +57,7 @@ def test_ladder_gives_what_it_gives_for_the_onnx_export(
     finecast: Finecast, folder: Path, target: str
 ) -> None:
     options = ["--target", target, "--data", folder / "mlp.npz", "--no-per-op"]
-    options += ["--metric", "snr_db", "--criterion", "absolute", "--tolerance", "30", "--json"]
+    options += ["--metric", "snr_db", "--max-drop", "30", "--json"]
     answer = finecast("ladder", folder / "mlp.pt2", *options)
     assert answer.code == ExitCode.DONE, answer.err
     onnx = finecast("ladder", pairs.onnx_file("mlp"), *options).json

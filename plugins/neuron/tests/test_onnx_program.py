@@ -10,7 +10,8 @@ import numpy as np
 import finecast
 from finecast import api
 from finecast.data.criterion import Criterion
-from finecast.data.sources import DataOptions, workload_of
+from finecast.data.options import DataOptions
+from finecast.data.sources import workload_of
 from finecast.devices.emulation import explicit_casts
 from finecast.numbers.formats import Format
 from finecast.progress import silent

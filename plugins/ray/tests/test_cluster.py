@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import finecast
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.errors import EngineError, UsageError
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.onnx import read

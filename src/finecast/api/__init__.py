@@ -27,7 +27,7 @@ from finecast.api.reporting import report
 from finecast.api.requests import data_of, on_data, uncertified
 from finecast.api.tuning import OF_TUNING, asked, search, tune, tuned
 from finecast.api.verification import verify
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.native.artefact import Destination
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.tuning.goal import TuneRequest

@@ -12,7 +12,7 @@ from finecast.api.models import Model, file_in, plan_of
 from finecast.api.outputs import declared
 from finecast.api.requests import on_data
 from finecast.arguments import checked, group_of
-from finecast.data.sources import Data, DataOptions
+from finecast.data.options import Data, DataOptions
 from finecast.files import CommandFiles
 from finecast.native.artefact import Destination
 from finecast.native.model import OpenedModel, ReadOptions, RunOptions

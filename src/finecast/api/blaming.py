@@ -12,7 +12,7 @@ from finecast.api.other_engines import slower_than_fp32
 from finecast.api.requests import casting, data_of, uncertified
 from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
-from finecast.data.sources import Data, DataOptions
+from finecast.data.options import Data, DataOptions
 from finecast.devices.emulation import Emulation
 from finecast.devices.targets import list_targets, target_named
 from finecast.engines.base import calls_of

@@ -14,7 +14,8 @@ from finecast.api.outputs import declared
 from finecast.api.requests import device_for, on_data
 from finecast.arguments import checked, group_of
 from finecast.data.golden import chosen
-from finecast.data.sources import Data, DataOptions, calibration_batches
+from finecast.data.options import Data, DataOptions
+from finecast.data.sources import calibration_batches
 from finecast.devices.emulation import Emulation
 from finecast.engines import get_engine
 from finecast.engines.base import Feeds, Session

@@ -9,7 +9,7 @@ from finecast import keywords
 from finecast.api.models import Model, opened_in_fp32
 from finecast.api.requests import casting
 from finecast.arguments import checked, group_of
-from finecast.data.sources import Data, DataOptions
+from finecast.data.options import Data, DataOptions
 from finecast.devices.emulation import Emulation
 from finecast.native.model import ReadOptions
 from finecast.progress import Progress, reporting

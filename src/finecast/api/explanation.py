@@ -10,7 +10,7 @@ from finecast import keywords
 from finecast.api.models import Model, opened_in_fp32, plan_of
 from finecast.api.requests import device_for, on_data
 from finecast.arguments import checked, group_of
-from finecast.data.sources import Data, DataOptions
+from finecast.data.options import Data, DataOptions
 from finecast.devices.emulation import Emulation
 from finecast.engines import ENGINES
 from finecast.errors import EngineError

@@ -9,7 +9,7 @@ from finecast import keywords
 from finecast.api.models import Model, opened_in_fp32
 from finecast.api.requests import on_data
 from finecast.arguments import checked, group_of
-from finecast.data.sources import Data, DataOptions
+from finecast.data.options import Data, DataOptions
 from finecast.native.census import Census
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.numbers.formats import Format

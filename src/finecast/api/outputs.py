@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from finecast.api.models import Model
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.files import CommandFiles
 from finecast.measure.study import journals
 from finecast.native.artefact import Destination

@@ -8,7 +8,7 @@ from typing import Unpack
 from finecast import keywords
 from finecast.api.models import Model
 from finecast.arguments import checked, group_of
-from finecast.data.sources import Data, DataOptions
+from finecast.data.options import Data, DataOptions
 from finecast.native.model import ReadOptions
 from finecast.native.profiling import ProfileReport, Rounds
 from finecast.native.profiling import profile as profiled

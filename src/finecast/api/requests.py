@@ -8,7 +8,7 @@ from typing import Any
 
 from finecast.arguments import group_of
 from finecast.data.criterion import Criterion
-from finecast.data.sources import Data, DataOptions
+from finecast.data.options import Data, DataOptions
 from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
 from finecast.errors import UsageError
 from finecast.native.model import RunOptions

@@ -19,7 +19,7 @@ from finecast.api.requests import data_of, device_of, goal_of
 from finecast.arguments import checked, group_of
 from finecast.data.criterion import Criterion
 from finecast.data.golden import chosen
-from finecast.data.sources import Data, DataOptions
+from finecast.data.options import Data, DataOptions
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import calls_of
 from finecast.errors import UsageError
@@ -97,9 +97,9 @@ def tune(
         progress: As for ``convert``.
         options: Single options by name. Of the data (``DataOptions``): ``metric``,
             ``labels``, ``evaluate``, ``calib``, ``batch``, ``of``. Of the accuracy
-            (``Criterion``): ``tolerance``, ``criterion``, ``max_drop``, ``keep``. Of the
+            (``Criterion``): ``tolerance``, ``criterion``, ``max_drop``. Of the
             search (``Goal``): ``preset``, ``objective``, ``min_speedup``, ``max_size``,
-            ``max_bits``, ``max_trials``, ``timeout_s``.
+            ``max_trials``, ``timeout_s``.
             Of the files (``Destination``, ``TuneRequest``): ``force``, ``external_data``,
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study`` (likewise), ``resume``,

@@ -12,7 +12,7 @@ import typer
 from finecast.cli.groups import Only
 from finecast.cli.output import warn
 from finecast.data.criterion import Criterion
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.files import CommandFiles
 from finecast.files.locks import OutputBusyError
 from finecast.native.artefact import Destination
@@ -42,7 +42,7 @@ ComparedSamples = Annotated[DataOptions, Only(*_SAMPLES, "dims", "slices")]
 EVALUATION: Final = (*_SAMPLES, "metric", "evaluate", "lower_is_better", "of", "slices")
 """Options of data on which a model is evaluated."""
 Evaluation = Annotated[DataOptions, Only(*EVALUATION)]
-Kept = Annotated[Criterion, Only("kind", "tolerance", "max_drop", "keep")]
+Kept = Annotated[Criterion, Only("tolerance", "max_drop")]
 
 
 def warn_stale(paths: Sequence[Path]) -> None:

@@ -30,8 +30,8 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
         *("values", "verbose", "as_json", "help", "help_all"),
     ),
     "Accuracy": (
-        *("confidence", "groups", "score_range", "lower_is_better", "of", "slices"),
-        *("tolerance", "keep", "kind"),
+        *("confidence", "groups", "lower_is_better", "of", "slices"),
+        "tolerance",
     ),
     "Data": ("labels", "sample_axes", "batch", "decode_steps", "state"),
     "Formats of ops": (
@@ -39,7 +39,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
         *("adjust", "calibration", "user_rules", "per_op"),
     ),
     "Search": (
-        *("objective", "max_size", "max_bits", "max_trials", "timeout_s", "start", "resume"),
+        *("objective", "max_size", "max_trials", "timeout_s", "start", "resume"),
         *("jobs", "executor"),
     ),
     "Timing": ("runs", "seconds", "memory"),
@@ -59,12 +59,6 @@ FIRST: Final[dict[str, tuple[str, ...]]] = {
 """The first panel of verbs that have another one. What it leaves out is in ``_LATER``."""
 _LATER: Final = dict.fromkeys(("auto_cast_type", "auto_cast", "exclude"), "Formats of ops")
 """The panels of what the first panel of a verb leaves out."""
-_ALIASES: Final = (
-    ("tolerance", "keep", "kind"),
-    "--tolerance, --keep, --criterion",
-    "Other spellings of --max-drop: see the reference of the command line.",
-)
-"""Options that are listed in one row, its left and its right side."""
 _OTHERS: Final = "Other options"
 _MANY: Final = 20
 """Options from which on ``--help`` lists the first panel alone."""
@@ -145,8 +139,6 @@ class PanelledCommand(TyperCommand):
             if (record := param.get_help_record(ctx)) is not None
             and (self.is_long or param.name != HELP_ALL)
         }
-        aliases, left, right = _ALIASES
-        records |= {name: (left, right) for name in aliases if name in records}
         arguments = [p.name or "" for p in self.params if p.param_type_name == "argument"]
         sections = {"Arguments": tuple(arguments), **panels_of(self.name or "")}
         listed = {name for names in sections.values() for name in names}
@@ -159,7 +151,7 @@ class PanelledCommand(TyperCommand):
             flag, _ = records[HELP_ALL]
             records[HELP_ALL] = flag, f"Show all options, {more} more."
         for heading, names in sections.items():
-            rows = list(dict.fromkeys(records[name] for name in names if name in records))
+            rows = [records[name] for name in names if name in records]
             if short and heading not in ("Arguments", _FIRST):
                 continue
             if short:

@@ -31,7 +31,7 @@ from finecast.cli.policy_options import (
     user_rules,
 )
 from finecast.data.criterion import Criterion
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.devices.choice import choose
 from finecast.errors import ExitCode, InterruptedRunError
 from finecast.files import CommandFiles
@@ -65,7 +65,7 @@ Certified = Annotated[DataOptions, Only(*EVALUATION, "groups")]
 Search = Annotated[
     Goal,
     Only(
-        *("objective", "preset", "max_size", "max_bits", "max_trials", "timeout_s"),
+        *("objective", "preset", "max_size", "max_trials", "timeout_s"),
     ),
 ]
 Searched = Annotated[Policy, Only("exclude", "op_formats", "io")]
@@ -77,7 +77,7 @@ def run(
     how: Read,
     written: Written,
     data: Certified,
-    criterion: Criterion,
+    criterion: Annotated[Criterion, Only("tolerance", "max_drop", "confidence")],
     goal: Search,
     casting: Casting,
     narrowing: Searched,

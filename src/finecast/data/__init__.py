@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from finecast.data.metrics import METRICS as METRICS
     from finecast.data.metrics import Accumulator as Accumulator
     from finecast.data.metrics import by_output as by_output
-    from finecast.data.sources import Data as Data
-    from finecast.data.sources import file_of as file_of
-    from finecast.data.sources import names_function as names_function
+    from finecast.data.options import Data as Data
+    from finecast.data.options import file_of as file_of
+    from finecast.data.options import names_function as names_function
     from finecast.data.streams import to_array as to_array
     from finecast.data.workload import Workload as Workload
     from finecast.data.workload import spread as spread

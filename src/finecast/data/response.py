@@ -25,13 +25,13 @@ _TOLD_APART: Final = 4
 to follow the inputs: a model that ignores them was told apart."""
 
 
-def resampled(feeds: Feeds, seed: int = 0) -> Feeds | None:
+def resampled(feeds: Feeds) -> Feeds | None:
     """Other inputs of the same kind: each array's elements drawn from its own.
 
     So integers stay valid indices, masks stay masks, and no size changes. Floats are
     multiplied by noise besides. None if no array changes by that.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     other_feeds = each_call(
         feeds, lambda call: {n: _resampled(array, generator) for n, array in call.items()}
     )
@@ -47,14 +47,14 @@ def _resampled(array: Array, generator: np.random.Generator) -> Array:
     return _noisy(drawn, _SPREAD, generator)
 
 
-def blurred(feeds: Feeds, seed: int = 0) -> Feeds | None:
+def blurred(feeds: Feeds) -> Feeds | None:
     """The inputs with relative noise of ``NOTICED`` on floats; None if there are none.
 
     Errors below ``NOTICED`` are no engine's fault.
     """
     if all(array.dtype.kind != "f" for array in feeds.values()):
         return None
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     return each_call(
         feeds, lambda call: {n: _noisy(array, NOTICED, generator) for n, array in call.items()}
     )

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.engines.base import Array
-from finecast.errors import UsageError
 
 Outputs = Mapping[str, Array]
 Floats = NDArray[np.float64]
@@ -26,8 +25,6 @@ SHARE: Final = (0.0, 1.0)
 """The range of scores whose mean is a share of decisions."""
 UNKNOWN: Final = (-math.inf, math.inf)
 """The range of scores of which none is known."""
-_ROUNDING: Final = 1e-9
-"""Scores may lie outside of their range by this share of it."""
 
 
 class Samples(ABC):
@@ -64,18 +61,6 @@ class Samples(ABC):
     def scores(self) -> Scores | None:
         """The scores of the samples, where the metric is their mean."""
         return None
-
-    def with_range(self, least: float, most: float) -> Samples:
-        """The same with scores that are known to lie between ``least`` and ``most``.
-
-        Raises:
-            UsageError: If the metric is no mean of scores, or one of them lies elsewhere.
-        """
-        raise UsageError(
-            "the metric is no mean of scores of samples, and so has no range of them",
-            where="--score-range",
-            fix="leave it out",
-        )
 
     def decisions(self) -> NDArray[np.bool_] | None:
         """Which samples are right, where each is one decision and the metric their share."""
@@ -145,27 +130,6 @@ class SummedSamples(Samples):
             return None
         totals, weights = (self.terms[:, i] for i in range(2))
         return Scores(totals=totals, weights=weights, range=self.score_range)
-
-    def with_range(self, least: float, most: float) -> Samples:
-        """The same with scores that are known to lie between ``least`` and ``most``.
-
-        Raises:
-            UsageError: If the metric is no mean of scores, or one of them lies elsewhere.
-        """
-        scores = self.scores()
-        if scores is None:
-            return super().with_range(least, most)
-        rounding = _ROUNDING * (most - least) * scores.weights
-        low, high = least * scores.weights - rounding, most * scores.weights + rounding
-        outside = np.flatnonzero((scores.totals < low) | (scores.totals > high))
-        if outside.size:
-            score = scores.totals[outside[0]] / scores.weights[outside[0]]
-            raise UsageError(
-                f"sample {outside[0]} scores {score:.6g}, which is not in {least:g}:{most:g}",
-                where="--score-range",
-                fix="give the least and the largest score that a sample can have",
-            )
-        return replace(self, score_range=(least, most))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

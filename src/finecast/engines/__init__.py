@@ -250,7 +250,10 @@ def what_loads_it(failures: Mapping[str, EngineError]) -> str:
     if len(failures) == 1:
         return next(iter(failures.values())).fix
     own = [error.fix for name, error in failures.items() if error.fix != other_engines(name)]
-    return "; or ".join(filter(None, own)) or "export it with ops that one of them has"
+    return (
+        "; or ".join(filter(None, dict.fromkeys(own)))
+        or "export it with ops that one of them has"
+    )
 
 
 def led_by_one_that_loads(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -21,6 +21,7 @@ from finecast.engines.base import (
 )
 from finecast.planning.sensitivity import (
     Counted,
+    ProbeOptions,
     Slices,
     counted_outputs,
     is_float,
@@ -147,6 +148,10 @@ class Exact:
     def squared_error(self, outputs: Sequence[Array]) -> float:
         """The largest squared relative error of another model's ``outputs``."""
         return squared_error(outputs, self.outputs, self.counted, self.slices)
+
+    def probing(self, on_probe: Callable[[int, int], None]) -> ProbeOptions:
+        """How probes compare with these outputs; ``on_probe`` is told of each."""
+        return ProbeOptions(counted=self.counted, axis=self.axis, on_probe=on_probe)
 
     def error(self, session: Session) -> float:
         """The largest relative error of another model's outputs; 0 if nothing is compared."""

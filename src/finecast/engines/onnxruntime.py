@@ -43,6 +43,7 @@ from finecast.frontends.dry_run import DryRun, warm_up
 from finecast.frontends.onnx.restating import lowered
 from finecast.graph import Node
 from finecast.numbers.formats import Format
+from finecast.rules.scaled_operands import ONE_SCALE
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -65,6 +66,16 @@ _RAISE_OPSET = (
 )
 _OUT_OF_BOUNDS = re.compile(
     "out of data bounds|out of range value in index|invalid index found", re.IGNORECASE
+)
+_BATCHED_WEIGHTS = re.compile(
+    r"running (?P<op>\w+) node\. Name:'(?P<name>.*?)' .*(IsBQuantParamSupported|b zero point)",
+    re.DOTALL,
+)
+# OpenVINO is no way out of these: it does not check indices, and reads what lies beyond a
+# table; and it reads past the scales of channels that a stack of matrices shares.
+_FAILURES = (
+    (_OUT_OF_BOUNDS, "check the numbers that index rows, such as token ids"),
+    (_BATCHED_WEIGHTS, ONE_SCALE),
 )
 _TOO_NEW = re.compile("model IR version|is under development")
 _LOWER_VERSIONS = (
@@ -120,14 +131,13 @@ class OnnxRuntimeSession(Session):
         try:
             return self._run(self._session, arrays)
         except Exception as error:  # its exception classes share no base but Exception
-            # OpenVINO does not check indices, and reads what lies beyond a table.
-            outside = _OUT_OF_BOUNDS.search(str(error))
             raise EngineError(
                 f"ONNX Runtime cannot run the model: {explain(error)}",
                 where=self._where,
-                fix="check the numbers that index rows, such as token ids"
-                if outside
-                else "check the feeds' sizes, or try --engine openvino",
+                fix=next(
+                    (fix for found, fix in _FAILURES if found.search(str(error))),
+                    "check the feeds' sizes, or try --engine openvino",
+                ),
             ) from error
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
@@ -490,6 +500,11 @@ def explain(error: Exception) -> str:
         return f"no kernel for {match['op']} (opset {match['version']}){at}"
     if match := _NO_SCHEMA.search(text):
         return f"no kernel for {match['op'].replace(':', '.')}"
+    if match := _BATCHED_WEIGHTS.search(text):
+        return (
+            f"no kernel for the int8 product {match['name']!r} by a stack of matrices with"
+            " more than one scale, a known fault (onnxruntime-batched-weights)"
+        )
     text = _LOCATION.sub("", text) or type(error).__name__
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
 

@@ -62,9 +62,11 @@ from finecast.frontends.openvino.draws import with_fixed_draws
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.model import WEIGHTS_SUFFIX, load, reads, sent
 from finecast.frontends.openvino.padding import computed_padding
+from finecast.frontends.openvino.stacked import stacked_scales
 from finecast.frontends.openvino.types import LABELS
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format
+from finecast.rules.scaled_operands import ONE_SCALE
 
 T = TypeVar("T")
 
@@ -667,24 +669,25 @@ def _hint(fmt: Format) -> str:
 
 
 def _check_computed_rightly(model: openvino.Model, where: str) -> None:
-    """Refuse a model that OpenVINO computes wrongly in fp32, too.
+    """Refuse a model that OpenVINO computes wrongly as it was given.
 
     Raises:
-        EngineError: If it confuses the weights of two products, or pads by another number than
-            the model computes; names the ops.
+        EngineError: If it confuses the weights of two products, pads by another number than
+            the model computes, or reads past scales; names the ops.
     """
+    instead = f", or use {other_engines('openvino')}"
+    second = f"store a transposed copy of these weights for the second product{instead}"
+    constant = f"pad by a constant number, such as 0, and select the computed one{instead}"
     faults = (
-        (confused_products, "store a transposed copy of these weights for the second product"),
-        (computed_padding, "pad by a constant number, such as 0, and select the computed one"),
+        (confused_products, second),
+        (computed_padding, constant),
+        (stacked_scales, ONE_SCALE),
     )
     ops = [*every_op(model)]
     for find, fix in faults:
         if wrong := find(ops):
-            raise EngineError(
-                f"the model is not given to OpenVINO: {wrong}",
-                where=where,
-                fix=f"{fix}, or use {other_engines('openvino')}",
-            )
+            text = f"the model is not given to OpenVINO: {wrong}"
+            raise EngineError(text, where=where, fix=fix)
 
 
 def _check_depth(source: ModelSource, where: str) -> None:

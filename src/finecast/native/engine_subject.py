@@ -474,8 +474,8 @@ class EngineExamined(Examined):
     def _exact(self) -> Exact:
         """The fp32 model's outputs where errors are predicted; it runs there once."""
         if not self._exacts:
-            calls, data = self.subject.told_on(self.workload), self.workload
-            self._exacts.append(Exact.of(self.subject.reference, calls, data.of, data.slices))
+            calls = self.subject.told_on(self.workload)
+            self._exacts.append(self.subject.exact(self.workload, calls))
         return self._exacts[0]
 
     def _times(self, exact: Exact, *, of_time: bool) -> Times:
@@ -579,9 +579,8 @@ class EngineExamined(Examined):
             self.planner,
             times.points,
             prober,
-            counted=exact.counted,
-            axis=exact.axis,
-            progress=self.progress,
+            self.progress,
+            exact,
             most=most,
         )
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from finecast.data.input_ranges import rows_read
-from finecast.data.sources import DataOptions, workload_of
+from finecast.data.options import DataOptions
+from finecast.data.sources import workload_of
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.engines.base import Array, EmulatedSession, Feeds, Session
@@ -384,11 +385,14 @@ class LowModel(ABC):
         groups: The groups, in the order of computation.
         name: What messages call the low model.
         notes: What a user should know about how the low model was read.
+        engine: ``NAME[:DEVICE]`` of the engine whose kernels compute; None if numbers are as
+            the ops' definitions and the stated types give them.
     """
 
     graph: Graph
     groups: Sequence[OpGroup]
     name: str
+    engine: str | None
     notes: Sequence[str] = ()
 
     @abstractmethod
@@ -458,12 +462,14 @@ class EmulatedLow(LowModel):
     graph: Graph = field(init=False)
     groups: Sequence[OpGroup] = field(init=False)
     setting: Setting = field(init=False)
+    engine: str | None = field(init=False)
     switched: EmulatedSession = field(init=False)
 
     def __post_init__(self) -> None:
         """Build the emulated model, whose settings are switched."""
         self.graph = self.program.graph
         self.setting = setting_of(self.graph, self.emulation)
+        self.engine = f"emulator:{self.emulation.target.name}"
         cast = self.setting.reads | self.setting.writes
         self.groups = grouped(self.graph, dict.fromkeys(sorted(cast), self.emulation.format))
         self.switched = self.program.session(self.emulation, self.setting, switched=True)

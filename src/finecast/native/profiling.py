@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.data.feeds import synthetic_feeds
-from finecast.data.sources import DataOptions, calibration_batches, given_samples
+from finecast.data.options import DataOptions
+from finecast.data.sources import calibration_batches, given_samples
 from finecast.engines import (
     EMULATOR,
     ENGINES,

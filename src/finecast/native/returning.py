@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
@@ -268,8 +268,9 @@ class BesideLow(LowModel):
                 own = np.concatenate([call[shown_value.exact].reshape(-1) for call in none])
                 low = np.concatenate([call[shown_value.low].reshape(-1) for call in none])
                 seen_by_value[shown_value.value] = _compared(name, right, own, low, check)
-        self._part([i for i in seen_by_value if self._is_folded(i, seen_by_value)])
-        return seen_by_value
+        folded = {i for i in seen_by_value if self._is_folded(i, seen_by_value)}
+        self._part(folded)
+        return {i: one for i, one in seen_by_value.items() if i not in folded}
 
     def _is_folded(self, value: int, seen: Mapping[int, Seen]) -> bool:
         """Whether a value differs, and whatever is computed of it is right."""
@@ -285,7 +286,7 @@ class BesideLow(LowModel):
                 if index is not None:
                     yield from [index] if index in seen else self._readers(index, seen)
 
-    def _part(self, values: Sequence[int]) -> None:
+    def _part(self, values: Collection[int]) -> None:
         """Take partners apart."""
         if not values:
             return
@@ -425,18 +426,20 @@ def _pairs(graph: Graph, other: Graph) -> Iterator[tuple[Value, Value]]:
 def _before_clip(graph: Graph, value: Value, other: Graph, partner: Value) -> Value:
     """The value that ``partner``, of the same name as ``value``, is.
 
-    Quantizers remove a Relu or Clip before codes that saturate at its bounds, and give what it
-    read the name of its result. That is the partner of what the Relu or Clip reads here.
+    Quantizers remove Relus and Clips before codes that saturate at their bounds, and give what
+    they read the name of their result. That is the partner of what the first of them reads.
     """
-    clips, maker = graph.maker(value.id), other.maker(partner.id)
+    maker = other.maker(partner.id)
     readers = [*other.readers(partner)]
     coded = bool(readers) and all(node.op == _QUANTIZE for node in readers)
-    if clips is None or maker is None or clips.op not in _SATURATES or not coded:
-        return value
-    read = clips.inputs[0]
-    before = None if read is None else graph.maker(read)
-    same = before is not None and maker.op == before.op != clips.op
-    return graph.values[read] if same and read is not None else value
+    before, made_by = value, graph.maker(value.id)
+    while made_by is not None and made_by.op in _SATURATES and made_by.inputs[0] is not None:
+        if maker is None or maker.op == made_by.op or not coded:
+            return value
+        before = graph.values[made_by.inputs[0]]
+        made_by = graph.maker(before)
+    same = made_by is not None and maker is not None and maker.op == made_by.op
+    return before if same else value
 
 
 def _origin(graph: Graph, value: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -28,6 +28,7 @@ from finecast.engines.base import (
     feeds_for,
     outputs_on,
 )
+from finecast.engines.exact import Exact
 from finecast.engines.loading import exact_session
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
@@ -51,7 +52,7 @@ from finecast.planning.points import (
     switches,
 )
 from finecast.planning.problem import Analysis, pins, roundings
-from finecast.planning.sensitivity import Probe, Sensitivity, measure, measure_largest
+from finecast.planning.sensitivity import Probe, Sensitivity, measure
 from finecast.planning.units import Units, make_units
 from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts
@@ -179,8 +180,7 @@ def probe_sensitivity(
     points: Points,
     prober: Callable[[Sequence[Switch]], Probe],
     progress: Progress,
-    counted: Collection[int] | None = None,
-    axis: int | None = None,
+    exact: Exact,
     most: int | None = None,
 ) -> dict[Format, Sensitivity]:
     """Errors of the outputs with each point rounded alone, by format.
@@ -192,8 +192,7 @@ def probe_sensitivity(
         points: Where they round.
         prober: Makes a function that runs the model with some of these switches on.
         progress: Told of each run.
-        counted: Numbers of the outputs that errors are of; None for all.
-        axis: The axis of their slices; None to find them.
+        exact: The outputs that errors are of.
         most: The most runs for a format, to find its largest errors; None for all errors.
     """
     sensitivities: dict[Format, Sensitivity] = {}
@@ -202,19 +201,14 @@ def probe_sensitivity(
         if not rounded:  # all values are out of the format's range, say
             sensitivities[fmt] = Sensitivity.zero(where)
             continue
-        how = partial(
-            measure if most is None else partial(measure_largest, most=most),
+        sensitivities[fmt] = measure(
             len(where.points),
             prober(rounded),
             weights=len(where.weights),
-            counted=counted,
-            axis=axis,
-            on_probe=lambda done, total: progress("sensitivity", done, total),
+            shared=[at for _, at in where.shared],
+            most=most,
+            probing=exact.probing(partial(progress, "sensitivity")),
         )
-        if most is None:
-            sensitivities[fmt] = how(shared=[at for _, at in where.shared])
-        else:
-            sensitivities[fmt] = replace(how(), shared=np.zeros(len(where.shared)))
     return sensitivities
 
 

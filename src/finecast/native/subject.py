@@ -338,6 +338,10 @@ class Subject(ABC):
         """The inputs on which errors are predicted, and those of the result measured."""
         return self.feeds(workload)
 
+    def exact(self, workload: Workload, calls: Sequence[Feeds]) -> Exact:
+        """The fp32 model's outputs on ``calls``, those that ``workload`` names."""
+        return Exact.of(self.reference, calls, workload.of, workload.slices)
+
     def made_from(self, origin: Origin) -> Built:
         """The model of an origin, as another process of the same subject made it there.
 

@@ -204,11 +204,11 @@ def by_size(planner: Planner, analysis: Analysis) -> Analysis:
 _DECODING_BYTES: Final = 600.0
 
 
-def limited(planner: Planner, analysis: Analysis, most: float, *, nodes: bool) -> Analysis:
+def limited(planner: Planner, analysis: Analysis, most: float) -> Analysis:
     """``analysis`` of plans whose stored float constants take at most so many bytes.
 
     Counted are their copies in the types and encodings that ops read, with scales, and the
-    ``nodes`` that decode them, if so asked.
+    nodes that decode them.
     """
     graph = planner.graph
     stored = _stored_bytes(graph, planner.permissions)
@@ -218,7 +218,7 @@ def limited(planner: Planner, analysis: Analysis, most: float, *, nodes: bool) -
         size = stored(value, fmt)
         size_read = 0 if value.constant is None else fmt.result.bytes_for(value.constant.size)
         is_decoded = fmt.has_scales and size != size_read
-        return size + (_DECODING_BYTES if nodes and is_decoded else 0.0)
+        return size + (_DECODING_BYTES if is_decoded else 0.0)
 
     return replace(analysis, limit=WeightLimit(most=most, stored=bytes_of, fixed=fixed))
 

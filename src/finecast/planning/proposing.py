@@ -334,15 +334,13 @@ def _price(more_s: Floats, more: Floats) -> Floats:
 _MOST: Final = 6
 
 
-def lowered_by_one(
-    planner: Planner, analysis: Analysis, plan: Plan, *, most: int = _MOST
-) -> list[Proposal]:
+def lowered_by_one(planner: Planner, analysis: Analysis, plan: Plan) -> list[Proposal]:
     """Faster plans with one unit changed, those that gain most time per added error first."""
     stated = _Stated.of(planner, analysis, plan)
     gained_s, added = -stated.flips.total_s, stated.flips.error
     faster = np.argwhere(gained_s > 0)
     gains = _ratio(gained_s, added)[*faster.T]
-    changes = faster[np.argsort(-gains, kind="stable")[:most]]
+    changes = faster[np.argsort(-gains, kind="stable")[:_MOST]]
     return stated.proposals(
         planner, analysis, changes, "with one more group in reduced precision"
     )

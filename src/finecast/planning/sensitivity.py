@@ -350,17 +350,38 @@ class Saturation:
         return max(error / divisor, error * self.least) if divisor > 0 else math.inf
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOptions:
+    """Which outputs probes compare, and who is told of them.
+
+    Attributes:
+        counted: Numbers of the outputs that errors are of; None for all.
+        axis: The axis of their slices; None to find them.
+        on_probe: Called with the numbers of runs done and expected.
+    """
+
+    counted: Collection[int] | None = None
+    axis: int | None = None
+    on_probe: Callable[[int, int], None] | None = None
+
+
+_OF_ALL: Final = ProbeOptions()
+
+
 def measure(
     values: int,
     probe: Probe,
     *,
     weights: int = 0,
     shared: Sequence[Sequence[int]] = (),
-    counted: Collection[int] | None = None,
-    axis: int | None = None,
-    on_probe: Callable[[int, int], None] | None = None,
+    most: int | None = None,
+    probing: ProbeOptions = _OF_ALL,
 ) -> Sensitivity:
     """Probe every rounding point, in groups where there are many.
+
+    With ``most`` the group of the largest error is split until so many runs are used up; what
+    the others cause is shared out evenly within each, and what points have in common is not
+    looked for.
 
     Args:
         values: Points at which values are rounded.
@@ -368,43 +389,15 @@ def measure(
             points, then for each unit of weights.
         weights: Number of units whose weights are rounded.
         shared: Points that one op may round together, by their numbers.
-        counted: Numbers of the outputs that the error is of; None for all.
-        axis: The axis of their slices; None to find them.
-        on_probe: Called with the numbers of runs done and expected.
+        most: The most runs, to find the points of the largest errors; None to find all errors.
+        probing: Which outputs are compared, and who is told.
     """
-    prober = _Prober(probe, values + weights, counted, axis, on_probe)
-    errors = prober.errors(values)
+    prober = _Prober(probe, values + weights, probing)
+    errors = prober.errors(values) if most is None else prober.largest(most)
     return Sensitivity(
         values=errors[:values],
         weights=errors[values:],
-        shared=prober.differences(errors, shared),
-        total=prober.together,
-        probes=prober.done,
-    )
-
-
-def measure_largest(
-    values: int,
-    probe: Probe,
-    *,
-    most: int,
-    weights: int = 0,
-    counted: Collection[int] | None = None,
-    axis: int | None = None,
-    on_probe: Callable[[int, int], None] | None = None,
-) -> Sensitivity:
-    """Find the rounding points of the largest errors by at most ``most`` runs.
-
-    The group of the largest error is split until the runs are used up; what the others cause
-    is shared out evenly within each. What points have in common is not looked for. Other
-    arguments are those of ``measure``.
-    """
-    prober = _Prober(probe, values + weights, counted, axis, on_probe)
-    errors = prober.largest(most)
-    return Sensitivity(
-        values=errors[:values],
-        weights=errors[values:],
-        shared=np.zeros(0),
+        shared=np.zeros(len(shared)) if most else prober.differences(errors, shared),
         total=prober.together,
         probes=prober.done,
     )
@@ -417,30 +410,23 @@ _Groups: TypeAlias = list[tuple[NDArray[np.int64], float]]
 class _Prober:
     """Runs the probes and counts them; ``together`` is the error of all points at once."""
 
-    def __init__(
-        self,
-        probe: Probe,
-        count: int,
-        counted: Collection[int] | None,
-        axis: int | None,
-        on_probe: Callable[[int, int], None] | None,
-    ) -> None:
+    def __init__(self, probe: Probe, count: int, probing: ProbeOptions) -> None:
         self.count = count
-        self.counted = counted
-        self.on_probe = on_probe
+        self.probing = probing
         self.done = 0
         self.probe = probe
         self.reference = probe(np.zeros(count, dtype=bool))
-        self.slices = output_slices(self.reference, counted, axis)
+        self.slices = output_slices(self.reference, probing.counted, probing.axis)
         self.together = self.error(np.arange(count))
 
     def error(self, members: NDArray[np.int64]) -> float:
         switch = np.zeros(self.count, dtype=bool)
         switch[members] = True
-        squared = squared_error(self.probe(switch), self.reference, self.counted, self.slices)
+        counted = self.probing.counted
+        squared = squared_error(self.probe(switch), self.reference, counted, self.slices)
         self.done += 1
-        if self.on_probe is not None:
-            self.on_probe(self.done, max(self.done, min(self.count, _PROBE_EACH)))
+        if self.probing.on_probe is not None:
+            self.probing.on_probe(self.done, max(self.done, min(self.count, _PROBE_EACH)))
         return min(squared, _WORST)
 
     def errors(self, values: int) -> NDArray[np.float64]:

@@ -22,6 +22,11 @@ from finecast.rules.folded import settled
 # operand has a single scale.
 Axes = Mapping[int, tuple[int, ...]]
 
+ONE_SCALE: Final = (
+    "quantize these weights with one scale, or take them to fp32 by --from-type int8"
+)
+"""What to do about a stack of matrices with a scale for each channel, in any engine."""
+
 _PLACES: Final = frozenset({OpKind.RELAYOUT, OpKind.MOVEMENT, OpKind.POOL})
 _PRODUCTS: Final = frozenset({"linear", "matmul", "gemm"})
 _MATRIX: Final = 2  # dimensions

@@ -20,13 +20,12 @@ Test = Callable[[frozenset[int]], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest:
-    """The members found, in the order of suspicion, and the number of tests that it took.
+    """The members found, in the order of suspicion.
 
     ``is_minimal`` is False if tests ran out: some of the members may not be needed.
     """
 
     members: tuple[int, ...]
-    tests: int
     is_minimal: bool = True
 
 
@@ -69,9 +68,8 @@ def smallest_set(order: Sequence[int], test: Test, *, most: int) -> Smallest:
         passed = (s for s, result in tests.results.items() if result)
         least = min(passed, key=len, default=frozenset(order))
         kept = tuple(m for m in order if m in least)
-        return Smallest(members=kept, tests=len(tests.results), is_minimal=False)
-    members = tuple(m for m in order if m in set(suspects))
-    return Smallest(members=members, tests=len(tests.results))
+        return Smallest(members=kept, is_minimal=False)
+    return Smallest(members=tuple(m for m in order if m in set(suspects)))
 
 
 def _prefix(order: Sequence[int], tests: _Tests) -> list[int]:

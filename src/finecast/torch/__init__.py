@@ -43,7 +43,7 @@ from finecast.native.torch.subject import TuneOptions
 from finecast.native.torch.workload import Evaluate
 from finecast.plugin import public_name
 from finecast.rules.guests import rule_set_of
-from finecast.rules.policy import DEFAULT_POLICY, Policy
+from finecast.rules.policy import DEFAULT_POLICY, Policy, Scope
 from finecast.tuning.result import Result
 
 if TYPE_CHECKING:
@@ -168,9 +168,11 @@ def convert(
     model.calibration = [model.signature.feeds(*_call(one)) for one in calibration]
     done = api.convert(model, policy=policy, **more)
     result: ConvertedModule = done.model
+    leaves = Policy.of(policy).scope is Scope.AUTO  # what gains nothing, as it is asked
     for text in done.warnings:
-        if not text.startswith(NOTHING_CONVERTED):  # the plan at hand says that, with reasons
-            warnings.warn(in_python(text), stacklevel=2)
+        if leaves and text.startswith(NOTHING_CONVERTED):
+            continue
+        warnings.warn(in_python(text), stacklevel=3)  # past the check of arguments
     return result
 
 

@@ -17,6 +17,7 @@ import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -70,6 +71,11 @@ _SHOWN_SHARES: Final = 3
 _AS_GOOD: Final = 4.0
 """Another op restores a model as well if the squared error left is at most so many times that
 which the best one leaves: one binary digit."""
+
+_BY_DEFINITIONS: Final = (
+    "computed as the ops are defined, in the types of the files: an engine's own kernels are"
+    " judged by --engine NAME"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +173,8 @@ class Blame(Report):
         evaluations: Runs on all data, or on all samples.
         probes: Runs on few samples.
         seconds: How long it took.
+        engine: The engine whose kernels computed the figures; None if they follow from the
+            ops' definitions in the types that the files state.
         unexplained: That the engine's whole error is another one than that of these ops.
         warnings: What a user should know.
     """
@@ -190,6 +198,7 @@ class Blame(Report):
     evaluations: int
     probes: int = 0
     seconds: float = 0.0
+    engine: str | None = None
     unexplained: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -281,6 +290,8 @@ class Blame(Report):
                 notes.append(f"first wrong result in the code: {first.source}")
         if self.keep and len(self.culprits) <= _KEPT_OPS:
             notes.append(f"to keep fp32: {self.keep}")
+        if self.engine is None:
+            notes.append(_BY_DEFINITIONS)
         return [*notes, self.effort]
 
     def _content(self) -> dict[str, Any]:
@@ -308,6 +319,7 @@ class Blame(Report):
             "evaluations": self.evaluations,
             "probes": self.probes,
             "seconds": self.seconds,
+            "engine": self.engine,
             "warnings": in_shell(self.warnings),
         }
 
@@ -355,6 +367,7 @@ class _Search:
             passed=passed,
             ops=len(low.groups),
             evaluations=1,
+            engine=low.engine,
         )
         if not passed and low.groups:
             result = self._searched(result)
@@ -451,9 +464,7 @@ class _Search:
         sensitivity = measure(
             count,
             outputs,
-            counted=self.exact.counted,
-            axis=self.exact.axis,
-            on_probe=lambda done, total: self.progress("ops", done, total),
+            probing=self.exact.probing(partial(self.progress, "ops")),
         )
         self.probes += sensitivity.probes
         if sensitivity.added >= _SUSPICIOUS * sensitivity.total:

@@ -84,13 +84,11 @@ class Certifier:
                 fix=f"give at least {2 * _LEAST_SAMPLES}",
             )
         if math.isinf(self._reach) and self._count < LEAST_UNBOUNDED:
-            means = all(one.scores() for one in self.baseline.samples.values())
-            stated = "state it by --score-range, as 0:1; or " if means else ""
             raise UsageError(
                 f"{self._count} {self._words} prove nothing of a metric without a known range:"
                 " some that are seldom may lose any amount",
                 where="--confidence",
-                fix=f"{stated}give at least {LEAST_UNBOUNDED}",
+                fix=f"give at least {LEAST_UNBOUNDED}",
             )
 
     @property
@@ -215,9 +213,7 @@ class Certifier:
         )
 
     def _drawn(self, samples: Samples) -> Samples:
-        """Samples, or clusters where there are some, in the range that the user states."""
-        stated = self.criterion.score_range
-        samples = samples if stated is None else samples.with_range(*stated)
+        """Samples, or clusters where there are some."""
         return samples if self.groups is None else samples.grouped(self.groups)
 
     @cached_property

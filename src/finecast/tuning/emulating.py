@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -267,9 +268,7 @@ def contributions(
     shares = measure(
         len(nodes),
         probe,
-        counted=exact.counted,
-        axis=exact.axis,
-        on_probe=lambda done, total: progress("ops", done, total),
+        probing=exact.probing(partial(progress, "ops")),
     ).shares
     session.apply(setting)
     total = float(shares.sum()) or 1.0

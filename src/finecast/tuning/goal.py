@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from finecast.calls import checks
 from finecast.data.criterion import Criterion
-from finecast.data.sources import DataOptions
+from finecast.data.options import DataOptions
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
@@ -193,8 +193,6 @@ class Goal:
             how many times as good. Where fp32 exceeds a bound on size, the default asks for
             no gain.
         max_size: The most bytes of the file that is written.
-        max_bits: The most bits that a number of the stored weights takes in the mean, its
-            share of scales counted.
         max_trials: The most evaluations of plans on all data; None for no limit. A given
             number is used up: faster plans are looked for until it is spent.
         timeout_s: Seconds after which no evaluation is begun but the first, and the last race
@@ -234,12 +232,6 @@ class Goal:
         python=((str, Integral), "a size, as 120MB, or a number of bytes"),
         convert=_bytes_of,
     ).field(None)
-    max_bits: float | None = Option(
-        help="The most bits that a weight may take in the mean of all weights, with its share"
-        " of scales, as 5.",
-        metavar="BITS",
-        kind=float,
-    ).field(None)
     max_trials: int | None = Option(
         help="The most plans that are evaluated on all data.",
         kind=int,
@@ -258,20 +250,13 @@ class Goal:
         """Refuse goals that can never be met.
 
         Raises:
-            UsageError: If the speedup is below 1, a budget leaves no trial, or a bound on size
-                leaves no weight.
+            UsageError: If the speedup is below 1, or a budget leaves no trial.
         """
         convert_options(self)
         for name, value in _PRESETS[self.preset].items():
             if getattr(self, name) == default_of(Goal, name):
                 object.__setattr__(self, name, value)
-        if self.max_bits is not None and not 0 < self.max_bits < math.inf:
-            raise UsageError(
-                f"{self.max_bits:g} bits hold no weight",
-                where="--max-bits",
-                fix="give more than 0, as 5",
-            )
-        least = ANY_SPEEDUP if self.bounds_size else 1
+        least = ANY_SPEEDUP if self.max_size is not None else 1
         if not least <= self.min_speedup < math.inf:
             raise UsageError(
                 f"{self.min_speedup:g} times as good as fp32 is no gain to ask for",
@@ -292,16 +277,9 @@ class Goal:
             )
 
     @property
-    def bounds_size(self) -> bool:
-        """Whether plans are bounded in size."""
-        return self.max_size is not None or self.max_bits is not None
-
-    @property
     def size_text(self) -> str:
-        """The bounds on size, as users read them."""
-        size = "" if self.max_size is None else megabytes(self.max_size)
-        bits = "" if self.max_bits is None else f"{self.max_bits:g} bits a weight"
-        return " and ".join(filter(None, (size, bits)))
+        """The bound on size, as users read it."""
+        return "" if self.max_size is None else megabytes(self.max_size)
 
     @property
     def goes_on(self) -> bool:

@@ -16,7 +16,7 @@ from finecast.data.criterion import Criterion
 from finecast.data.deviation import expected, fp32_error
 from finecast.data.functions import load_function
 from finecast.data.metrics import by_output
-from finecast.data.sources import DataOptions, file_of
+from finecast.data.options import DataOptions, file_of
 from finecast.data.workload import MOST_PROBED_ROWS, Workload, probed, sample_count
 from finecast.engines.base import Array, Feeds, Session
 from finecast.engines.exact import RELATIVE_ERROR, Exact

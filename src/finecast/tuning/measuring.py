@@ -161,17 +161,12 @@ class Measuring:
         """The fp32 model's outputs on the timed feeds; it runs there once."""
         subject, workload = self.subject, self.workload
         if not self._exact:
-            feeds = subject.feeds(workload)
-            self._exact.append(
-                Exact.of(subject.reference, feeds, workload.of, workload.slices)
-            )
+            self._exact.append(subject.exact(workload, subject.feeds(workload)))
         return self._exact[0]
 
     def told(self) -> Exact:
         """The fp32 model's outputs where errors were predicted, for those of the result."""
-        subject, workload = self.subject, self.workload
-        calls = subject.told_on(workload)
-        return Exact.of(subject.reference, calls, workload.of, workload.slices)
+        return self.subject.exact(self.workload, self.subject.told_on(self.workload))
 
     def output_error(self, built: Built) -> float:
         """The relative error of a model's worst output on the timed feeds, against fp32."""

@@ -6,10 +6,8 @@ guide the search: those of float constants in the types and encodings that a pla
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from finecast.graph import Graph
 from finecast.native.subject import Built
@@ -20,24 +18,20 @@ from finecast.planning.problem import Analysis, Proposal
 from finecast.planning.proposing import propose, smallest_plan, weight_bytes
 from finecast.tuning.goal import Goal, megabytes
 
-# What a cast, and the nodes that decode a constant, take at most in a file, with long names.
-_CAST_BYTES: Final = 400
-_DECODED_BYTES: Final = 2000
-
 
 @dataclass(slots=True, kw_only=True)
 class SizeBound:
-    """The bounds of a goal on the size of one model.
+    """The bound of a goal on the size of one model.
 
     Attributes:
-        goal: Has the bounds.
+        max_size: The bound.
         file_bytes: Bytes of the fp32 model's file.
         numbers: How many numbers its float constants have.
         fp32_bytes: The bytes that these take.
         uncounted_bytes: What a stored model takes beside what is counted of it.
     """
 
-    goal: Goal
+    max_size: int
     file_bytes: float
     numbers: int
     fp32_bytes: float
@@ -49,12 +43,12 @@ class SizeBound:
 
     @classmethod
     def of(cls, goal: Goal, file_bytes: float, graph: Graph) -> SizeBound | None:
-        """The bounds; None if the goal has none."""
-        if not goal.bounds_size:
+        """The bound; None if the goal has none."""
+        if goal.max_size is None:
             return None
         numbers, fp32_bytes = weights_of(graph)
         return cls(
-            goal=goal,
+            max_size=goal.max_size,
             file_bytes=file_bytes or fp32_bytes,
             numbers=numbers,
             fp32_bytes=fp32_bytes,
@@ -62,22 +56,17 @@ class SizeBound:
 
     @property
     def excludes_fp32(self) -> bool:
-        """Whether the fp32 model exceeds a bound."""
-        bits = self.goal.max_bits or math.inf
-        size = math.inf if self.goal.max_size is None else self.goal.max_size
-        return self.file_bytes > size or 8 * self.fp32_bytes > bits * self.numbers
+        """Whether the fp32 model exceeds the bound."""
+        return self.file_bytes > self.max_size
 
     @property
     def most_bytes(self) -> float:
         """The most that weights may take."""
-        bits = self.goal.max_bits or math.inf
-        size = math.inf if self.goal.max_size is None else self.goal.max_size
-        return min(size - self.uncounted_bytes, bits * self.numbers / 8)
+        return self.max_size - self.uncounted_bytes
 
     def limited(self, planner: Planner, analysis: Analysis) -> Analysis:
-        """``analysis`` of plans that are predicted to keep the bounds."""
-        counts_nodes = self.goal.max_size is not None
-        return limited(planner, analysis, self.most_bytes, nodes=counts_nodes)
+        """``analysis`` of plans that are predicted to keep the bound."""
+        return limited(planner, analysis, self.most_bytes)
 
     def fitted(
         self,
@@ -96,29 +85,20 @@ class SizeBound:
                 return bounded
 
     def keeps(self, built: Built) -> bool:
-        """Whether a model, as it is stored, keeps the bounds."""
-        goal, size = self.goal, built.size_bytes
-        if goal.max_size is not None and size > goal.max_size:
-            return False
-        decoded = sum(len(one.encodings.constants) for one in built.plan.decisions)
-        nodes = _CAST_BYTES * built.casts + _DECODED_BYTES * decoded
-        rest = max(self.file_bytes - self.fp32_bytes, 0.0) + nodes
-        return size - rest <= (goal.max_bits or math.inf) * self.numbers / 8
+        """Whether a model, as it is stored, keeps the bound."""
+        return built.size_bytes <= self.max_size
 
     def learn(self, planner: Planner, analysis: Analysis, built: Built) -> bool:
         """Take what the size of a stored model tells; whether it exceeds what was counted."""
-        if self.goal.max_size is None:
-            return False
         counted = weight_bytes(planner, analysis, built.plan)
         rest = built.size_bytes - counted
         more = rest > self.uncounted_bytes and counted <= self.most_bytes
-        self.uncounted_bytes = (
-            max(rest, self.uncounted_bytes) if more else self.uncounted_bytes
-        )
+        if more:
+            self.uncounted_bytes = rest
         return more
 
     def smallest(self, planner: Planner, analysis: Analysis) -> tuple[Proposal, str] | None:
-        """The smallest plan, and what it takes as text; None if it keeps the bounds."""
+        """The smallest plan, and what it takes as text; None if it keeps the bound."""
         plan, size = smallest_plan(planner, analysis)
         if size <= self.most_bytes:
             return None

@@ -164,7 +164,7 @@ def tune(
         return subject.examine(policy, user_rules, workload, progress)
 
     examined = examine(narrowed)
-    _tell_time(subject, workload, progress)
+    _tell_time(subject, workload, progress, goal.timeout_s)
     bound = SizeBound.of(goal, subject.model.size_bytes, examined.planner.graph)
     if bound is not None and bound.excludes_fp32 and goal.min_speedup == MIN_SPEEDUP:
         goal = replace(goal, min_speedup=ANY_SPEEDUP)
@@ -202,16 +202,25 @@ def tune(
     return replace(outcome, phases=phases, seconds=sum(phases.values()))
 
 
-def _tell_time(subject: Subject, workload: Workload, progress: Phases) -> None:
-    """Tell how long the search takes in all, if that is long.
+def _tell_time(
+    subject: Subject, workload: Workload, progress: Phases, timeout_s: float | None
+) -> None:
+    """Tell how long the search takes in all, if that is long, or that its time is over.
 
     On an emulated device nearly all of the time goes into runs of the emulator for
     sensitivities, which take many times as long as fp32's. Their progress tells their number.
     """
-    if subject.target:
-        return
     spent = progress.seconds()
     all_s, evaluation_s = sum(spent.values()), spent.get("baseline", 0.0)
+    if timeout_s is not None and all_s >= timeout_s:
+        longest = next(iter(spent))
+        over = (
+            f"the --timeout of {timeout_s:g} s is over: {longest} took {spent[longest]:.1f} s"
+        )
+        progress(Notice(f"{over}; one plan is tried, and the search ends"), 0, 1)
+        return
+    if subject.target:
+        return
     races_s = _RACES_S
     if _CALLS * evaluation_s > _RACES_S:
         start = now_s()
@@ -219,6 +228,7 @@ def _tell_time(subject: Subject, workload: Workload, progress: Phases) -> None:
         races_s = max(_RACES_S, _CALLS * (now_s() - start))
     prepared_s = max(all_s - evaluation_s - _IMPORTS_S, 0.0)
     all_s += _EVALUATIONS * evaluation_s + _MODELS * prepared_s + races_s
+    all_s = min(all_s, math.inf if timeout_s is None else timeout_s)
     if all_s >= _LONG_S:
         least, most = (_rounded(s) for s in (all_s / _WITHIN, all_s * _WITHIN))
         progress(Notice(f"this takes {least} to {most} in all, as it looks now"), 0, 1)

@@ -26,7 +26,7 @@ from finecast.data.criterion import Criterion
 from finecast.data.datasets import Part
 from finecast.data.functions import FunctionElsewhere
 from finecast.data.metrics import Scoring
-from finecast.data.sources import DataOptions, names_function
+from finecast.data.options import DataOptions, names_function
 from finecast.data.workload import Workload
 from finecast.engines.base import Feeds
 from finecast.errors import (

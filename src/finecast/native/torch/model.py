@@ -15,8 +15,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from finecast.data.options import DataOptions
 from finecast.data.sizes import MOST_LENGTH, MOST_PRODUCTS
-from finecast.data.sources import DataOptions, workload_of
+from finecast.data.sources import workload_of
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Engine, Feeds, Loadable, Session

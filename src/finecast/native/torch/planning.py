@@ -208,8 +208,7 @@ def measured_errors(
         {fmt: at for fmt, at in points.items() if fmt not in sensitivities},
         lambda switches: switched_probe(prepared, switches, [feeds]),
         progress,
-        counted=exact.counted,
-        axis=exact.axis,
+        exact,
     )
 
 
