@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from finecast.errors import ModelError
 from finecast.graph import Graph
-from finecast.numbers.blocks import E4M3, BlockLayout, Element
+from finecast.numbers.blocks import E4M3, FOUR_OVER_SIX, BlockLayout, Element
 from finecast.numbers.encodings import Dynamic, Encoding, Encodings, Reading, Scaled
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
@@ -602,10 +602,15 @@ def _in_blocks(op: Op, rows: Any, ends: Any, layout: BlockLayout) -> Any:
     element = layout.element
     if layout.per_tensor:
         whole = op("reduce_max", ends, [0, 1, 2], keep_dims=True)
-        share = op("divide", whole, element.largest * E4M3.largest)
+        share = op("divide", whole, element.largest * layout.largest_scale)
         of_tensor = op("maximum", share, Format.FP32.smallest_normal)
         scales = op("divide", op("divide", ends, element.largest), of_tensor)
-        scales = op("multiply", _nearest(op, scales, E4M3), of_tensor)
+        stored = _nearest(op, scales, E4M3)
+        if layout.four_over_six:
+            by_four = _nearest(op, op("multiply", scales, FOUR_OVER_SIX), E4M3)
+            six, four = (_errors(op, rows, s, of_tensor, element) for s in (stored, by_four))
+            stored = op("select", op("greater", six, four), by_four, stored)
+        scales = op("multiply", stored, of_tensor)
         ends = op("multiply", whole, 0.0)  # NaN for an Inf anywhere
         divisors = op("select", op("greater", scales, 0.0), scales, 1.0)
     else:
@@ -617,6 +622,19 @@ def _in_blocks(op: Op, rows: Any, ends: Any, layout: BlockLayout) -> Any:
     # What is not finite becomes NaN, also where a kernel of clamp does not pass it on.
     spoiled = op("multiply", op("add", rows, ends), 0.0)
     return op("multiply", near, op("add", spoiled, 1.0))
+
+
+def _errors(op: Op, rows: Any, scales: Any, of_tensor: Any, element: Element) -> Any:
+    """The sum of squared errors of each row under its scale, as shares of the tensor's scale.
+
+    Sums of kernels may differ in their last digits, so that of two scales that are as good
+    either may be chosen.
+    """
+    divisors = op("multiply", scales, of_tensor)
+    divisors = op("select", op("greater", divisors, 0.0), divisors, 1.0)
+    near = op("multiply", _nearest(op, op("divide", rows, divisors), element), scales)
+    missed = op("subtract", near, op("divide", rows, of_tensor))
+    return op("reduce_sum", op("multiply", missed, missed), [-1], keep_dims=True)
 
 
 def _nearest(op: Op, x: Any, element: Element) -> Any:

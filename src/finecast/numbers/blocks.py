@@ -2,16 +2,21 @@
 
 Sources: OCP Microscaling Formats (MX) Specification 1.0, sections 5.2 (concrete formats), 5.3
 (elements), 5.4 (the scale e8m0) and 6.3 (conversion); for NVFP4 NVIDIA's "Pretraining Large
-Language Models with NVFP4" (arXiv 2509.25149), appendix on the quantization of tensors.
+Language Models with NVFP4" (arXiv 2509.25149), appendix on the quantization of tensors; for
+four over six "Four Over Six: More Accurate NVFP4 Quantization with Adaptive Block Scaling"
+(arXiv 2512.02010).
 
 Laws, for each block by itself: in MX the scale is 2 to the power of the largest exponent of
 the block's numbers less the largest exponent of an element, within the range of e8m0. Each
 number divided by it is rounded to the nearest element, ties to even, and what is beyond the
 largest element becomes the largest. In NVFP4 a tensor has a scale in fp32, by which the scale
 of its largest number becomes the largest of e4m3; a block's scale, divided by that of the
-tensor, is rounded to e4m3. A last block that is not whole is a block like others. Zeros keep
-their sign, but for those of integers. A NaN or an Inf has no element: all numbers that share a
-scale with it become NaN.
+tensor, is rounded to e4m3. With four over six a block's largest number may become 4 in place
+of 6, between which there is no element: its scale is half as large again then. That is chosen
+where the sum of the squared errors of the block is less by it; so that e4m3 holds such scales,
+the scale of the tensor's largest number becomes 256. A last block that is not whole is a block
+like others. Zeros keep their sign, but for those of integers. A NaN or an Inf has no element:
+all numbers that share a scale with it become NaN.
 """
 
 from __future__ import annotations
@@ -28,6 +33,10 @@ Array = NDArray[np.float32]
 _FP32: Final = np.finfo(np.float32)
 _LEAST_EXPONENT: Final = -127
 _MOST_EXPONENT: Final = 127
+# By how much a scale grows where the largest number becomes 4 in place of 6, and the largest
+# scale by 6: e4m3 has 256 times that factor exactly.
+FOUR_OVER_SIX: Final = 1.5
+_MOST_BY_SIX: Final = 256.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +125,13 @@ class BlockLayout:
         size: How many numbers share a scale.
         per_tensor: Whether a tensor has a scale, too: those of blocks are e4m3 then, else
             they are e8m0.
+        four_over_six: Whether each block has the better of two scales.
     """
 
     element: Element
     size: int
     per_tensor: bool = False
+    four_over_six: bool = False
 
     @property
     def scale_dtype(self) -> np.dtype[np.generic]:
@@ -128,6 +139,11 @@ class BlockLayout:
         return np.dtype(
             ml_dtypes.float8_e4m3fn if self.per_tensor else ml_dtypes.float8_e8m0fnu
         )
+
+    @property
+    def largest_scale(self) -> float:
+        """What the scale of a tensor's largest number becomes, if the tensor has a scale."""
+        return _MOST_BY_SIX if self.four_over_six else E4M3.largest
 
     @property
     def effective_bits(self) -> float:
@@ -178,8 +194,24 @@ class BlockLayout:
         most = np.float32(self.element.largest)
         if not np.isfinite(whole):
             return np.full_like(largest, np.nan), np.float32(1)
-        of_tensor = np.maximum(whole / np.float32(most * E4M3.largest), _FP32.smallest_normal)
-        return E4M3.round(largest / most / of_tensor), of_tensor
+        of_tensor = np.maximum(
+            whole / np.float32(most * self.largest_scale), _FP32.smallest_normal
+        )
+        exact = largest / most / of_tensor
+        by_six = E4M3.round(exact)
+        if not self.four_over_six:
+            return by_six, of_tensor
+        by_four = E4M3.round(exact * np.float32(FOUR_OVER_SIX))
+        six, four = (self._errors(x, scales, of_tensor, axis) for scales in (by_six, by_four))
+        return np.where(four < six, by_four, by_six), of_tensor
+
+    def _errors(self, x: Array, scales: Array, of_tensor: np.float32, axis: int) -> Array:
+        """The sum of squared errors of each block, as shares of the tensor's scale."""
+        count = x.shape[axis]
+        near = self._elements(x, self._spread(scales, of_tensor, axis, count))
+        missed = near * self._spread(scales, np.float32(1), axis, count) - x / of_tensor
+        starts = np.arange(0, count, self.size)
+        return np.add.reduceat(missed * missed, starts, axis=axis)
 
     def _powers(self, largest: Array) -> Array:
         """The powers of two by which the numbers of a block are divided; any for zeros."""

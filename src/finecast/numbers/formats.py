@@ -153,14 +153,20 @@ _NV: Final = 16
 
 
 def _in_blocks(
-    element: blocks.Element, size: int = _MX, *, decoded: str | None = None
+    element: blocks.Element,
+    size: int = _MX,
+    *,
+    decoded: str | None = None,
+    four_over_six: bool = False,
 ) -> _Layout:
     """The layout of elements in blocks, whose scales give them fp32's range."""
     return _Layout(
         exponent_bits=8,
         mantissa_bits=element.mantissa_bits,
         bits=element.bits,
-        blocks=BlockLayout(element=element, size=size, per_tensor=size == _NV),
+        blocks=BlockLayout(
+            element=element, size=size, per_tensor=size == _NV, four_over_six=four_over_six
+        ),
         decoded=decoded,
     )
 
@@ -205,6 +211,11 @@ class Format(Enum):
     MXFP4 = "mxfp4", _in_blocks(blocks.E2M1)
     MXINT8 = "mxint8", _in_blocks(blocks.INT8)
     NVFP4 = "nvfp4", _in_blocks(blocks.E2M1, _NV)
+    # Kernels read it as nvfp4: scales are found in another way.
+    NVFP4_FOUR_OVER_SIX = (
+        "nvfp4_four_over_six",
+        _in_blocks(blocks.E2M1, _NV, four_over_six=True),
+    )
     # Values in bf16 meet weights that are decoded to bf16.
     MXFP8_WEIGHTS_BF16 = "mxfp8_weights_bf16", _in_blocks(blocks.E4M3, decoded="BF16")
     MXFP4_WEIGHTS_BF16 = "mxfp4_weights_bf16", _in_blocks(blocks.E2M1, decoded="BF16")

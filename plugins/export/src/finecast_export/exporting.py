@@ -8,7 +8,7 @@ what the plan lowers, but where the tool has a list for that of its own, which i
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -112,13 +112,26 @@ class Sorted:
     left_out: tuple[LeftOut, ...]
 
     @classmethod
-    def of(cls, plan: Plan, refusal: Callable[[Decision], str]) -> Sorted:
-        """``refusal`` says why the tool cannot state a low op; empty if it can."""
+    def of(
+        cls,
+        plan: Plan,
+        tool: str,
+        formats: Collection[Format],
+        refusal: Callable[[Decision], str] = lambda _: "",
+    ) -> Sorted:
+        """The ops, of which a tool states those in its ``formats``.
+
+        ``refusal`` says why the tool cannot state a low op whatever its format; empty if it
+        can.
+        """
+        others = f"{tool} states {', '.join(f.label for f in formats)} alone"
         low: list[Decision] = []
         kept: list[Decision] = []
         left_out: list[LeftOut] = []
         for decision in plan.counted:
-            why = "" if decision.format is Format.FP32 else refusal(decision)
+            why = ""
+            if decision.format is not Format.FP32:
+                why = refusal(decision) or ("" if decision.format in formats else others)
             if why:
                 left_out.append(LeftOut.of(decision, why))
             (kept if why or decision.format is Format.FP32 else low).append(decision)
@@ -129,6 +142,12 @@ class Sorted:
         """How many ops are stated in each format."""
         labels = [d.format.label for d in self.low]
         return {label: labels.count(label) for label in dict.fromkeys(labels)}
+
+
+def not_linear(decision: Decision) -> str:
+    """Why a tool that configures linear modules cannot state an op; empty if it is of one."""
+    of_module = decision.op == "linear" and "/" in decision.node
+    return "" if of_module else "the tool configures linear modules"
 
 
 def library_of(plan: Plan) -> str:

@@ -10,20 +10,15 @@ from collections import Counter
 from typing import Final
 
 from finecast import Format, Plan
-from finecast.planning import Decision
 from finecast_export.exporting import Exported, Sorted, check_library, heading
 
 TOOL: Final = "coremltools"
 
 
-def _refusal(decision: Decision) -> str:
-    return "" if decision.format is Format.FP16 else "its programs compute in fp16 or FP32"
-
-
 def export(plan: Plan) -> Exported:
     """A module with ``convert(program)``, which gives an MLModel of a torch.export program."""
     check_library(plan, TOOL, "aten")
-    ops = Sorted.of(plan, _refusal)
+    ops = Sorted.of(plan, TOOL, (Format.FP16,))
     low = {d.node for d in ops.low}
     seen: Counter[str] = Counter()
     places: list[tuple[str, int]] = []

@@ -10,7 +10,7 @@ from typing import Any, Final
 from finecast import Format, Plan
 from finecast.numbers import Scaled
 from finecast.planning import Decision
-from finecast_export.exporting import Exported, Sorted, check_library
+from finecast_export.exporting import Exported, Sorted, check_library, not_linear
 from finecast_export.tools.torchao import module_of
 
 TOOL: Final = "llm-compressor"
@@ -41,12 +41,6 @@ SCHEMES: Final[Mapping[Format, tuple[dict[str, Any], dict[str, Any] | None]]] = 
 }
 
 
-def _refusal(decision: Decision) -> str:
-    if decision.op != "linear" or "/" not in decision.node:
-        return "recipes are for linear modules"
-    return "" if decision.format in SCHEMES else "compressed-tensors has no such scheme here"
-
-
 def _scheme(decision: Decision) -> tuple[dict[str, Any], dict[str, Any] | None]:
     weights, values = SCHEMES[decision.format]
     constants = decision.encodings.constants.values()
@@ -57,7 +51,7 @@ def _scheme(decision: Decision) -> tuple[dict[str, Any], dict[str, Any] | None]:
 def export(plan: Plan) -> Exported:
     """The recipe as YAML, which JSON is, too."""
     check_library(plan, TOOL, "aten")
-    ops = Sorted.of(plan, _refusal)
+    ops = Sorted.of(plan, TOOL, SCHEMES, not_linear)
     groups: dict[str, dict[str, Any]] = {}
     for decision in ops.low:
         weights, values = _scheme(decision)

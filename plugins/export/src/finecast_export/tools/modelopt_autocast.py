@@ -27,13 +27,10 @@ def export(plan: Plan) -> Exported:
     one = max(_TYPES, key=formats.count)
 
     def refusal(decision: Decision) -> str:
-        return (
-            ""
-            if decision.format is one
-            else f"it has one reduced-precision type, here {one.label}"
-        )
+        other = decision.format in _TYPES and decision.format is not one
+        return f"it has one reduced-precision type, here {one.label}" if other else ""
 
-    ops = Sorted.of(plan, refusal)
+    ops = Sorted.of(plan, TOOL, _TYPES, refusal)
     patterns = [f"^{re.escape(d.node)}$" for d in ops.kept]
     text = heading(plan, TOOL, f"Converts an ONNX model to {one.label}, node by node.")
     text += "import math\n\nfrom modelopt.onnx.autocast import convert_to_mixed_precision\n\n"

@@ -28,12 +28,10 @@ def export(plan: Plan) -> Exported:
     quantizes = any(d.format is Format.INT8 for d in plan.counted)
 
     def refusal(decision: Decision) -> str:
-        if quantizes and decision.format is not Format.INT8:
-            return "beside quantize, nncf states nothing for single ops"
-        known = decision.format is Format.INT8 or decision.format in _MODES
-        return "" if known else "nncf has no such format"
+        beside = quantizes and decision.format is not Format.INT8
+        return "beside quantize, nncf states nothing for single ops" if beside else ""
 
-    ops = Sorted.of(plan, refusal)
+    ops = Sorted.of(plan, TOOL, (Format.INT8, *_MODES), refusal)
     text = heading(plan, TOOL, "Quantizes a model, or compresses its weights, op by op.")
     text += "import nncf\n\n"
     if quantizes:

@@ -5,20 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from finecast import Format, Plan
-from finecast.planning import Decision
 from finecast_export.exporting import Exported, Sorted, check_library, heading, listing
 
 TOOL: Final = "onnxconverter-common"
 
 
-def _refusal(decision: Decision) -> str:
-    return "" if decision.format is Format.FP16 else "it makes fp16 alone"
-
-
 def export(plan: Plan) -> Exported:
     """A module with ``convert(model)``, which gives an onnx.ModelProto."""
     check_library(plan, TOOL, "onnx")
-    ops = Sorted.of(plan, _refusal)
+    ops = Sorted.of(plan, TOOL, (Format.FP16,))
     text = heading(plan, TOOL, "Converts an ONNX model to fp16, node by node.")
     text += "from onnxconverter_common import float16\n\n"
     text += listing("NODE_BLOCK_LIST", [d.node for d in ops.kept])

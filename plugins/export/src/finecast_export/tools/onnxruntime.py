@@ -5,20 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from finecast import Format, Plan
-from finecast.planning import Decision
 from finecast_export.exporting import Exported, Sorted, check_library, heading, listing
 
 TOOL: Final = "onnxruntime"
 
 
-def _refusal(decision: Decision) -> str:
-    return "" if decision.format is Format.INT8 else "quantize_static makes int8 alone"
-
-
 def export(plan: Plan) -> Exported:
     """A module with ``quantize(model, output, reader)``."""
     check_library(plan, TOOL, "onnx")
-    ops = Sorted.of(plan, _refusal)
+    ops = Sorted.of(plan, TOOL, (Format.INT8,))
     text = heading(plan, TOOL, "Quantizes an ONNX model, node by node.")
     text += (
         "from onnxruntime.quantization import QuantFormat, QuantType, quantize_static\n\n"

@@ -6,7 +6,7 @@ from typing import Final
 
 from finecast import Format, Plan
 from finecast.planning import Decision
-from finecast_export.exporting import Exported, Sorted, check_library, heading
+from finecast_export.exporting import Exported, Sorted, check_library, heading, not_linear
 
 TOOL: Final = "torchao"
 _QUANTIZATION: Final = "torchao.quantization"
@@ -36,12 +36,6 @@ CONFIGS: Final = {
 }
 
 
-def _refusal(decision: Decision) -> str:
-    if decision.op != "linear" or "/" not in decision.node:
-        return "torchao's configurations are for linear modules"
-    return "" if decision.format in CONFIGS else "torchao has no such configuration"
-
-
 def module_of(decision: Decision) -> str:
     """The qualified name of the module whose op this is."""
     return decision.node.rpartition("/")[0]
@@ -50,7 +44,7 @@ def module_of(decision: Decision) -> str:
 def export(plan: Plan) -> Exported:
     """A module with ``CONFIG``, and ``quantize(module)``, which changes the module."""
     check_library(plan, TOOL, "aten")
-    ops = Sorted.of(plan, _refusal)
+    ops = Sorted.of(plan, TOOL, CONFIGS, not_linear)
     used = dict.fromkeys(CONFIGS[d.format] for d in ops.low)
     mx = any(_FLOOR in arguments for _, _, arguments in used)
     imports = {f"from {module} import {name}" for module, name, _ in used}
