@@ -38,10 +38,10 @@ from finecast import api
 from finecast.data.criterion import Criterion
 from finecast.data.deviation import expected
 from finecast.data.options import DataOptions
+from finecast.diagnosis.judging import BlameOptions, judge_of
 from finecast.engines.exact import CachedSession
 from finecast.graph import Node
 from finecast.native.model import LowModel
-from finecast.tuning.judging import BlameOptions, judge_of
 
 _NETS: Final[Mapping[str, Callable[[], Net]]] = {
     "transformer": transformer,

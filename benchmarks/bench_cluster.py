@@ -35,6 +35,7 @@ from finecast.data.datasets import Part
 from finecast.data.metrics import METRICS, Scored, Scoring
 from finecast.data.options import DataOptions
 from finecast.data.workload import Workload
+from finecast.evaluation.workers import Opening, WorkerExecutor
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.onnx import OnnxModel, read
 from finecast.native.subject import Built
@@ -44,7 +45,6 @@ from finecast.progress import silent
 from finecast.rules.policy import Policy
 from finecast.tuning.executor import Evaluated
 from finecast.tuning.goal import Execution, Goal
-from finecast.tuning.workers import Opening, WorkerExecutor
 from finecast_ray.cluster import RayWorker, on_node, ray_workers
 
 _CLASSES = 10

@@ -19,15 +19,15 @@ import finecast
 from finecast.cli import VERBS, _app
 from finecast.cli.output import warn
 from finecast.data.criterion import Criterion
+from finecast.diagnosis.blaming import Blame
+from finecast.diagnosis.emulating import EmulationReport
+from finecast.diagnosis.explanation import Explanation
 from finecast.errors import KEYWORDS, FinecastError, UsageError, in_shell, malformed
 from finecast.naming import options_of
 from finecast.native.profiling import ProfileReport
 from finecast.plugin import registered
 from finecast.reports.base import Report, TextTable
 from finecast.terminal import Verbatim
-from finecast.tuning.blaming import Blame
-from finecast.tuning.emulating import EmulationReport
-from finecast.tuning.explanation import Explanation
 from finecast.tuning.goal import Execution
 from finecast.tuning.result import Result
 

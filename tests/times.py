@@ -21,6 +21,7 @@ from finecast.engines import probe
 from finecast.engines.base import Capability, KernelTime
 from finecast.engines.onnxruntime import OnnxRuntimeSession
 from finecast.engines.openvino import OpenVinoSession
+from finecast.evaluation.workers import WorkerExecutor
 from finecast.measure import timing
 from finecast.measure.racing import ANCHOR, Race
 from finecast.native import roundings
@@ -31,7 +32,6 @@ from finecast.planning.plan import Plan
 from finecast.planning.problem import Proposal
 from finecast.tuning.loop import Loop
 from finecast.tuning.measuring import Racing
-from finecast.tuning.workers import WorkerExecutor
 
 CALL_S: Final = 1e-3
 """What a call takes of which nothing else is stated."""

@@ -11,6 +11,7 @@ import pytest
 from onnx import parser
 
 from finecast.cli.output import write_report
+from finecast.diagnosis.explanation import Explanation, groups
 from finecast.errors import ExitCode
 from finecast.graph import Graph
 from finecast.native import engine_model
@@ -18,7 +19,6 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Decision, Plan
 from finecast.rules import RULES
 from finecast.rules.base import DECISION, Reason
-from finecast.tuning.explanation import Explanation, groups
 from tests.cli.conftest import Answer
 from tests.frontends.tools import parse, tensor
 from tests.kernels import skip_without_int8

@@ -213,7 +213,7 @@ def test_no_value_before_a_folded_clip_is_called_wrong(
         stated = [("Conv", f"{'x' if k == 0 else 'z0'} w{k} c"), *FOLDED[chain]]
         for op, values in stated:
             names = [v + str(k) if v in "crtz" else v for v in values.split()]
-            turned = {"perm": [0, 3, 2, 1]} if op == "Transpose" else {}
+            turned: dict[str, Any] = {"perm": [0, 3, 2, 1]} if op == "Transpose" else {}
             nodes.append(
                 helper.make_node(
                     op, names[:-1], names[-1:], name=f"{op}_{names[-1]}", **turned

@@ -19,6 +19,7 @@ import finecast
 from finecast import Policy, api
 from finecast.data.feeds import synthetic_feeds
 from finecast.data.workload import Run
+from finecast.diagnosis.difference import Side, difference
 from finecast.engines.base import Array
 from finecast.errors import FinecastError, ModelError, UsageError
 from finecast.native.model import ReadOptions
@@ -27,7 +28,6 @@ from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.sensitivity import squared_error
 from finecast.reports.plan_report import check_content
-from finecast.tuning.difference import Side, difference
 from finecast.tuning.result import Result
 from tests.native import toy, toy_chain, toy_subject
 from tests.native.networks import FRONTENDS, Frontend

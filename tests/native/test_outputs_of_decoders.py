@@ -13,11 +13,11 @@ from finecast import api
 from finecast.data.options import DataOptions
 from finecast.data.sources import workload_of
 from finecast.devices.emulation import Emulation, explicit_casts
+from finecast.diagnosis.emulating import EmulationReport, emulate
 from finecast.engines.exact import Exact
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
 from finecast.rules.policy import Scope
-from finecast.tuning.emulating import EmulationReport, emulate
 from tests.models.decoder import PRESENTS, decoder, decoder_data
 
 DATA = decoder_data(samples=4, past=24, new=2)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from finecast.diagnosis.blaming import Blame, Culprit, WrongResult
+from finecast.diagnosis.difference import Side, difference
 from finecast.engines.base import KernelTime
 from finecast.measure.study import Trial, TrialKey
 from finecast.native.subject import Built
@@ -24,8 +26,6 @@ from finecast.rules import Permission
 from finecast.rules.base import Reason
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Policy
-from finecast.tuning.blaming import Blame, Culprit, WrongResult
-from finecast.tuning.difference import Side, difference
 from finecast.tuning.findings import Findings, Found, sensitivities
 from finecast.tuning.result import Measured, Result, Verdict
 from tests.graph.text import from_text

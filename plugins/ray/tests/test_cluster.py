@@ -17,12 +17,12 @@ import pytest
 import finecast
 from finecast.data.options import DataOptions
 from finecast.errors import EngineError, UsageError
+from finecast.evaluation import workers
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.onnx import read
 from finecast.native.profiles import Profiles, profile_ends
 from finecast.processes.worker import Answer
 from finecast.rules.policy import Policy
-from finecast.tuning import workers
 from finecast.tuning.executor import Evaluated
 from finecast.tuning.goal import Execution, TuneRequest
 from tests.engines.emulator import models

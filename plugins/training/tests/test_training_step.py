@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import finecast
+from finecast.diagnosis.blaming import Blame
 from finecast.errors import UsageError
 from finecast.torch import TrainingStep
-from finecast.tuning.blaming import Blame
 
 _SCALE = 2.0**18
 

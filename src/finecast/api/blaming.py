@@ -15,6 +15,9 @@ from finecast.data.criterion import Criterion
 from finecast.data.options import Data, DataOptions
 from finecast.devices.emulation import Emulation
 from finecast.devices.targets import list_targets, target_named
+from finecast.diagnosis.blaming import Blame, samples_of
+from finecast.diagnosis.blaming import blame as blamed
+from finecast.diagnosis.judging import BlameOptions, MetricJudge, judge_of
 from finecast.engines.base import calls_of
 from finecast.engines.exact import CachedSession
 from finecast.errors import UsageError
@@ -23,9 +26,6 @@ from finecast.native.opening import opened
 from finecast.planning.plan import Plan
 from finecast.progress import Progress, reporting
 from finecast.rules.policy import Policy, Scope
-from finecast.tuning.blaming import Blame, samples_of
-from finecast.tuning.blaming import blame as blamed
-from finecast.tuning.judging import BlameOptions, MetricJudge, judge_of
 
 
 @checked(BlameOptions, Criterion, DataOptions, ReadOptions)

@@ -9,9 +9,9 @@ from typing import Unpack
 from finecast import keywords
 from finecast.api.models import Model, plan_or_model
 from finecast.arguments import checked, group_of
+from finecast.diagnosis.difference import Difference, Side, difference
 from finecast.native.model import OpenedModel, ReadOptions
 from finecast.planning.plan import Plan
-from finecast.tuning.difference import Difference, Side, difference
 
 
 @checked(ReadOptions)

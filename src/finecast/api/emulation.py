@@ -11,11 +11,11 @@ from finecast.api.requests import casting
 from finecast.arguments import checked, group_of
 from finecast.data.options import Data, DataOptions
 from finecast.devices.emulation import Emulation
+from finecast.diagnosis.emulating import EmulationReport
+from finecast.diagnosis.emulating import emulate as emulated
 from finecast.native.model import ReadOptions
 from finecast.progress import Progress, reporting
 from finecast.rules.policy import Policy
-from finecast.tuning.emulating import EmulationReport
-from finecast.tuning.emulating import emulate as emulated
 
 
 @checked(DataOptions, ReadOptions)

@@ -12,6 +12,7 @@ from finecast.api.requests import device_for, on_data
 from finecast.arguments import checked, group_of
 from finecast.data.options import Data, DataOptions
 from finecast.devices.emulation import Emulation
+from finecast.diagnosis.explanation import Explanation
 from finecast.engines import ENGINES
 from finecast.errors import EngineError
 from finecast.naming import unknown_name
@@ -20,7 +21,6 @@ from finecast.native.opening import opened
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules.policy import DEFAULT_POLICY, Policy
-from finecast.tuning.explanation import Explanation
 
 
 @checked(RunOptions, DataOptions, ReadOptions)

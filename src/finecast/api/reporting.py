@@ -8,6 +8,9 @@ from typing import Any
 from finecast.api.comparison import diff as compared
 from finecast.api.models import Model, file_in
 from finecast.arguments import checked
+from finecast.diagnosis.blaming import Blame
+from finecast.diagnosis.difference import Difference
+from finecast.diagnosis.recorded import is_plan, recorded
 from finecast.errors import UsageError
 from finecast.files import CommandFiles
 from finecast.native.model import OpenedModel
@@ -15,9 +18,6 @@ from finecast.native.opening import opened
 from finecast.planning.plan import Plan
 from finecast.reports.content import Sources, content_of
 from finecast.reports.plan_report import PlanReport, read_part, report_path
-from finecast.tuning.blaming import Blame
-from finecast.tuning.difference import Difference
-from finecast.tuning.recorded import is_plan, recorded
 
 
 @checked()

@@ -23,6 +23,7 @@ from finecast.data.options import Data, DataOptions
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import calls_of
 from finecast.errors import UsageError
+from finecast.evaluation import workers
 from finecast.files import CommandFiles, write_text
 from finecast.measure.prices import misplaced, remove_damaged
 from finecast.measure.study import Study, study_at
@@ -38,7 +39,6 @@ from finecast.progress import Phases, Progress, reporting
 from finecast.reports import drawn
 from finecast.rules.policy import DEFAULT_POLICY, Policy
 from finecast.rules.user_rules import without_opinion
-from finecast.tuning import workers
 from finecast.tuning.goal import (
     LOCAL,
     Budget,

@@ -12,9 +12,9 @@ from finecast.cli.groups import Only, given_in
 from finecast.cli.output import warn, write_report
 from finecast.cli.policy_options import CompilerCasting, OfDevice, Target
 from finecast.devices.choice import emulated
+from finecast.diagnosis.judging import BlameOptions
 from finecast.errors import ExitCode, UsageError
 from finecast.progress import shown
-from finecast.tuning.judging import BlameOptions
 
 _MOST_OPS = 10
 

@@ -1,4 +1,4 @@
-"""The verbs tune, ladder and emulate over a subject, and what each verb reports."""
+"""The search for the fastest plan that keeps an accuracy, and its result."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from finecast.tuning.search import chain as chain
     from finecast.tuning.search import same_time as same_time
     from finecast.tuning.trials import nan_baseline as nan_baseline
-    from finecast.tuning.workers import LocalWorker as LocalWorker
-    from finecast.tuning.workers import NodeLostError as NodeLostError
-    from finecast.tuning.workers import Opening as Opening
-    from finecast.tuning.workers import WorkerProcess as WorkerProcess
+    from finecast.tuning.tune import Place as Place
 else:
     __getattr__ = imported_on_use(__name__)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from finecast.data.metrics import ExpectedLoss
 from finecast.devices.targets import load_target
+from finecast.diagnosis.explanation import groups
 from finecast.engines.exact import RELATIVE_ERROR
 from finecast.engines.known import title_of
 from finecast.measure.environment import cpu_label, environment
@@ -23,7 +24,6 @@ from finecast.planning.contributions import Contributions
 from finecast.reports.base import TextTable, output_lines
 from finecast.reports.summary import kept_here, next_faster, prediction_off
 from finecast.terminal import Verbatim
-from finecast.tuning.explanation import groups
 from finecast.tuning.goal import MIN_SPEEDUP, Objective
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from finecast.naming import kind_of
 from finecast.native import Subject, commonest_verdict
 from finecast.ops import by_name
 from finecast.rules import UserRule
+from finecast.tuning import Place
 from finecast.usercode import guarded
 from finecast_neural_compressor.config import (
     MixedPrecisionConfig,
@@ -269,9 +270,8 @@ class GivenModel(ABC):
             feeds=[self.feeds(inputs) for inputs in calibration],
             criterion=goal.criterion,
         )
-        outcome = search(
-            self.subject(), workload, goal, policy, user_rules=tuple(rules.items())
-        )
+        place = Place(subject=self.subject(), workload=workload)
+        outcome = search(place, goal, policy, user_rules=tuple(rules.items()))
         for text in outcome.warnings:
             warnings.warn(text, stacklevel=4)
         if not outcome.improved:

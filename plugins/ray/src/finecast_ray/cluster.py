@@ -23,11 +23,11 @@ from typing import Any, Final
 
 from finecast.data import file_of
 from finecast.errors import EngineError, UsageError
+from finecast.evaluation import LocalWorker, NodeLostError, Opening, WorkerProcess
 from finecast.files import digest
 from finecast.measure import machine_environment as environment
 from finecast.processes import Answer, WorkerDiedError
 from finecast.progress import Notice, Progress
-from finecast.tuning import LocalWorker, NodeLostError, Opening, WorkerProcess
 
 _CHUNK_BYTES: Final = 64 << 20
 """Of a file that travels: a node holds so much of it in memory at a time."""

@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 
 from finecast.data.deviation import ROUNDINGS_PER_OP, expected, fp32_error
 from finecast.data.workload import Workload, probed, probed_rows
+from finecast.diagnosis.emulating import reasons
+from finecast.diagnosis.judging import ErrorJudge, Judge, peak_of
 from finecast.engines.base import Array, Session, outputs_on
 from finecast.engines.exact import CachedSession, Exact
 from finecast.errors import in_shell
@@ -41,8 +43,6 @@ from finecast.progress import Progress, silent
 from finecast.reports.base import Report, TextTable
 from finecast.rules.facts import ValueFacts
 from finecast.solver.smallest_set import smallest_set
-from finecast.tuning.emulating import reasons
-from finecast.tuning.judging import ErrorJudge, Judge, peak_of
 
 _SUSPICIOUS: Final = 0.25
 """Ops are harmful only together if their single errors add up to less than this share of the

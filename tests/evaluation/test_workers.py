@@ -22,6 +22,7 @@ from finecast.data.metrics import METRICS, Score, Scored, Scoring
 from finecast.data.options import DataOptions
 from finecast.data.workload import Workload
 from finecast.errors import UserCodeError
+from finecast.evaluation import workers
 from finecast.measure.racing import Effort
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.onnx import OnnxModel, read
@@ -30,7 +31,6 @@ from finecast.native.subject import Built, Subject
 from finecast.planning.plan import Plan
 from finecast.processes.worker import Answer, WorkerDiedError
 from finecast.rules.policy import Policy
-from finecast.tuning import workers
 from finecast.tuning.executor import Evaluated, Executor, LocalExecutor, LostTrialError
 from finecast.tuning.goal import Execution, Goal, TuneRequest
 from finecast.tuning.measuring import Measuring

@@ -33,10 +33,10 @@ from finecast.tuning.measuring import Measuring
 if TYPE_CHECKING:
     from finecast.data.datasets import Part
     from finecast.data.metrics import Scoring
+    from finecast.evaluation.workers import Opening
     from finecast.measure.racing import Race
     from finecast.native.subject import Built, Origin
     from finecast.tuning.measuring import Racing
-    from finecast.tuning.workers import Opening
 
 _SERVED: Final = "finecast_served"
 """The name that ``worker_process`` gives the file that it runs."""

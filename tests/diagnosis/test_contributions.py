@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from finecast.diagnosis.emulating import reasons
 from finecast.numbers.formats import Format
-from finecast.tuning.emulating import reasons
 from tests.graph.text import from_text
 
 X, IMAGE = "fp32[4, 64]", "fp32[2, 6, 10, 10]"

@@ -37,13 +37,13 @@ from finecast.errors import (
     UsageError,
     UserCodeError,
 )
+from finecast.evaluation import trial_worker
 from finecast.measure.racing import Race
 from finecast.native.model import OpenedModel, ReadOptions
 from finecast.native.subject import Built, Origin, Subject
 from finecast.plugin import executors, load
 from finecast.processes.memory import memory_bytes
 from finecast.processes.worker import IN_WORKER, Answer, Telling, Worker, WorkerDiedError
-from finecast.tuning import trial_worker
 from finecast.tuning.executor import Evaluated, Executor, LostTrialError
 from finecast.tuning.goal import LOCAL, Execution, Objective, TuneRequest, place_of
 from finecast.tuning.measuring import Racer, Racing

@@ -14,11 +14,11 @@ import pytest
 from numpy.typing import NDArray
 
 import finecast
+from finecast.diagnosis.difference import Change, Difference, Side, difference
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.rules.base import DECIDED_BY, DECISION, Reason
-from finecast.tuning.difference import Change, Difference, Side, difference
 from tests.kernels import state_kernels
 from tests.planning.nets import drawn, prepared
 from tests.planning.test_placing import AGAIN, LOW, NET, graph_of

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
+from finecast.diagnosis.explanation import decider_of
 from finecast.graph import Graph
 from finecast.graph.fingerprints import relative_difference
 from finecast.graph.matching import Matching, match
@@ -19,7 +20,6 @@ from finecast.planning.plan import Decision, Plan
 from finecast.reports.base import Report, TextTable
 from finecast.rules.base import DECISION
 from finecast.rules.quantized import computed_in
-from finecast.tuning.explanation import decider_of
 
 _FACTOR: Final = 1.5
 """A time or an error differs if it is so many times the other: times of single kernels are off
