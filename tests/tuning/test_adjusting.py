@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from finecast.engines.base import Array, Feeds
+from finecast.engines.exact import Exact
 from finecast.errors import EngineError
 from finecast.native.gains import Gain, bias_gain
 from finecast.native.subject import Examined
@@ -90,6 +91,9 @@ class ToySubject:
 
     def feeds(self, workload: object) -> Sequence[Feeds]:
         return [{"x": np.ones(1, np.float32)}]
+
+    def exact(self, workload: Any, calls: Sequence[Feeds]) -> Exact:
+        return Exact.of(self.reference, calls, workload.of, workload.slices)
 
     def build(self, plan: Plan) -> Any:
         self.loaded.append(plan)
