@@ -135,7 +135,7 @@ def _running(
         try:
             failed = _misrun(engine, plan, applied, feeds)
         except EngineError as error:
-            failed = _refused(source, plan, engine, error.what)
+            failed = _refused(source, planner, plan, engine, error.what)
             if not failed:
                 raise error from None
         if not failed:
@@ -144,24 +144,45 @@ def _running(
     return planner
 
 
-def _refused(source: Source, plan: Plan, engine: Engine, why: str) -> Unfit:
-    """Ops in scaled formats without which ``engine`` loads the model of ``plan``.
+def _refused(source: Source, planner: Planner, plan: Plan, engine: Engine, why: str) -> Unfit:
+    """Ops of ``plan`` without whose formats ``engine`` loads its model, and why, by name.
 
     Engines rewrite quantized models, and may fail at a single op of a valid one, or at one
-    beside another: OpenVINO moves scales across ops that change shapes. By bisection: with the
-    ops before such an op in their formats, and those after it in fp32, the model loads. Empty
-    if that shows nothing, or takes too many attempts. ``why`` is what the engine says.
+    beside another: OpenVINO moves scales across ops that change shapes, and beside codes it
+    mixes up the types of a normalization in bf16. So the ops in 16-bit formats are tried
+    first, as less is lost with them than with codes. Empty if nothing is shown by either.
+    ``why`` is what the engine says.
     """
     coded = [name for name, fmt in plan.formats.items() if fuses(engine.name, fmt)]
+    stored = [
+        node.name
+        for node in planner.graph.float_nodes
+        if node.name not in coded
+        and plan.formats[node.name] is not Format.FP32
+        and Format.FP32 in planner.permissions[node.id].formats
+    ]
+    for suspects in (s for s in (stored, coded) if s):
+        found = _at_fault(source, plan, engine, suspects)
+        if found:
+            does = f"refuses the model with it: {why}"
+            return {name: (plan.formats[name].label, does) for name in found}
+    return {}
+
+
+def _at_fault(source: Source, plan: Plan, engine: Engine, suspects: list[str]) -> list[str]:
+    """Those of ``suspects`` without whose formats ``engine`` loads the model of ``plan``.
+
+    By bisection: with the suspects before such an op in their formats, and those after it in
+    fp32, the model loads. Empty if that shows nothing, or takes too many attempts.
+    """
     attempts = 0
 
     def loads(kept: Collection[str]) -> bool:
         nonlocal attempts
         attempts += 1
+        raised = {*suspects}.difference(kept)
         decisions = (
-            d
-            if d.node in kept or not fuses(engine.name, d.format)
-            else replace(d, format=Format.FP32, encodings=Encodings())
+            replace(d, format=Format.FP32, encodings=Encodings()) if d.node in raised else d
             for d in plan.decisions
         )
         try:
@@ -171,23 +192,23 @@ def _refused(source: Source, plan: Plan, engine: Engine, why: str) -> Unfit:
             return False
         return True
 
-    refusals: dict[str, tuple[str, str]] = {}
+    found: list[str] = []
     if not loads(()):
-        return refusals
-    loading = 0  # so many of the first of ``coded`` load together
-    while not loads(coded):
-        high = len(coded)
+        return found
+    remaining = [*suspects]
+    loading = 0  # so many of the first of ``remaining`` load together
+    while not loads(remaining):
+        high = len(remaining)
         while high - loading > 1:
             middle = (loading + high) // 2
-            if loads(coded[:middle]):
+            if loads(remaining[:middle]):
                 loading = middle
             else:
                 high = middle
         if attempts > _MOST_ATTEMPTS:
-            return {}
-        name = coded.pop(loading)
-        refusals[name] = plan.formats[name].label, f"refuses the model with it: {why}"
-    return refusals
+            return []
+        found.append(remaining.pop(loading))
+    return found
 
 
 def unfused(
