@@ -149,7 +149,7 @@ def test_folders_and_other_files_are_told_how_to_be_given(tmp_path: Path) -> Non
 
 def test_a_single_array_is_told_from_a_broken_file(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros(3))
-    with pytest.raises(UsageError, match="one array without a name .*: save all samples"):
+    with pytest.raises(UsageError, match=r"one array without a name .*: save all samples"):
         open_npz(tmp_path / "x.npy")
 
 
