@@ -43,6 +43,7 @@ from finecast.rules.quantized import quantized_notes
 from finecast.rules.ranges import Calibration
 from finecast.rules.scaled_operands import origin, products_of_values, summed
 
+_GIVE_INPUTS: Final = "give some of the model's inputs: --data calib.npz (data=...)"
 # Each search for ops with which an engine does not load a model loads it so often at most.
 _MOST_ATTEMPTS: Final = 64
 # Each turn drops ops, and the engine fuses the others anew: more turns have not been needed.
@@ -84,19 +85,23 @@ def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:
     Raises:
         UsageError: If there are none.
     """
-    for fmt in (f for f in policy.formats if f.needs_ranges):
-        if not data:
-            raise UsageError(
-                f"{fmt.label} needs the ranges of the model's values, and there is no data",
-                where="--auto-cast-type",
-                fix="give some of the model's inputs: --data calib.npz (data=...)",
-            )
+    for what in unranged(policy, data):
+        raise UsageError(what, where="--auto-cast-type", fix=_GIVE_INPUTS)
     if policy.calibration is Calibration.GPTQ and not data:
         raise UsageError(
             "gptq chooses integers by the values that weights meet, and there is no data",
             where="--calibration",
-            fix="give some of the model's inputs: --data calib.npz (data=...)",
+            fix=_GIVE_INPUTS,
         )
+
+
+def unranged(policy: Policy, data: Sequence[Feeds]) -> tuple[str, ...]:
+    """What is said of each format of ``policy`` whose scales there are no data to choose by."""
+    formats = () if data else (f for f in policy.formats if f.needs_ranges)
+    return tuple(
+        f"{fmt.label} needs the ranges of the model's values, and there is no data"
+        for fmt in formats
+    )
 
 
 def drop_unfit(source: Source, planner: Planner, engine: Engine, feeds: Feeds) -> Planner:
