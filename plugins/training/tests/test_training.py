@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import finecast.torch as ft
 from finecast import rules
 from finecast.planning.plan import Plan
+from finecast_training.backend import Backend
 from plugins.training.tests.uncompiled import kernels_that_compute_nothing
 
 pytestmark = [
@@ -531,3 +532,51 @@ def test_a_small_task_is_learnt_as_in_fp32() -> None:
     spread = [train(seed, low=False) for seed in range(3)]
     width = max(spread) - min(spread)
     assert abs(train(0, low=True) - spread[0]) <= max(width, 0.05 * spread[0])
+
+
+def _nearest(x: torch.Tensor) -> torch.Tensor:
+    return F.interpolate(x, scale_factor=2)
+
+
+def _bilinear(x: torch.Tensor) -> torch.Tensor:
+    return F.interpolate(x, scale_factor=2, mode="bilinear")
+
+
+def _reflected(x: torch.Tensor) -> torch.Tensor:
+    return F.pad(x, (1, 1, 1, 1), mode="reflect")
+
+
+def _maxima(x: torch.Tensor) -> torch.Tensor:
+    return F.max_pool3d(x[:, :, None], (1, 2, 2))
+
+
+@pytest.mark.parametrize("rule_set", ["finecast", "raf"])
+@pytest.mark.parametrize(
+    ("resample", "op"),
+    [
+        (_nearest, "scatter_elements"),
+        (_bilinear, "scatter_elements"),
+        (_reflected, "pad_backward"),
+        (_maxima, "max_pool_backward"),
+        (F.softplus, "gelu_backward"),
+    ],
+)
+def test_gradients_of_resampled_pictures_are_planned(
+    resample: Callable[[torch.Tensor], torch.Tensor], op: str, rule_set: str, fast_bf16: None
+) -> None:
+    """As in a U-Net: no op of the backward pass is unknown, and gradients are right."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    conv, x = nn.Conv2d(2, 2, 3, padding=1), torch.randn(1, 2, 4, 4)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return resample(conv(x)).square().mean()
+
+    weight = conv.weight
+    (wanted,) = torch.autograd.grad(loss(x), weight)
+    backend = Backend("all:bf16", rule_set=rule_set, kernels=False)
+    (gradient,) = torch.autograd.grad(torch.compile(loss, backend=backend)(x), weight)
+    (plan,) = backend.plans
+    assert op in {d.op for d in plan.decisions}
+    assert plan.counts["bf16"] > 0
+    assert 0 < float((gradient - wanted).norm()) < 0.05 * float(wanted.norm())

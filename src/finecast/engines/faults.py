@@ -514,6 +514,7 @@ FAULTS: Final[tuple[Fault, ...]] = (
         formats=frozenset(Format) - {Format.FP32},
         find=_kernels(
             *("aten::grid_sampler", "aten::grid_sampler_2d", "aten::grid_sampler_3d"),
+            *("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward"),
             *("aten::matrix_exp", "aten::linalg_matrix_exp", "aten::soft_margin_loss"),
         ),
     ),
