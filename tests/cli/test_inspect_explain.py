@@ -205,7 +205,7 @@ def test_options_that_a_plan_settles_are_refused_beside_it(
 
 
 def test_explain_says_that_a_format_lacks_data(finecast: Finecast, net: Path) -> None:
-    """``convert`` asks for them; explained without them, each op seemed to be planned in bf16."""
+    """``convert`` asks for them; here each op was shown in bf16 without a word."""
     options = ["--auto-cast", "all", "--auto-cast-type", "int8,bf16"]
     said = "int8 needs the ranges of the model's values, and there is no data"
     assert f"{said}: no op has it here" in finecast("explain", net, *options).err
