@@ -96,7 +96,7 @@ def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:
 
 
 def unranged(policy: Policy, data: Sequence[Feeds]) -> tuple[str, ...]:
-    """What is said of each format of ``policy`` whose scales need data where there are none."""
+    """What is said of formats of ``policy`` whose scales need data where there are none."""
     formats = () if data else (f for f in policy.formats if f.needs_ranges)
     return tuple(
         f"{fmt.label} needs the ranges of the model's values, and there is no data"
