@@ -178,9 +178,10 @@ def _at_fault(source: Source, plan: Plan, engine: Engine, suspects: list[str]) -
     """Those of ``suspects`` without whose formats ``engine`` loads the model of ``plan``.
 
     By bisection: with the suspects before such an op in their formats, and those after it in
-    fp32, the model loads. Empty if that shows nothing, or takes too many attempts.
+    fp32, the model loads. Where that takes too many attempts, all ops of the kinds found so
+    far are at fault. Empty if the model does not load without them.
     """
-    attempts = 0
+    attempts, ops = 0, {d.node: d.op for d in plan.decisions}
 
     def loads(kept: Collection[str]) -> bool:
         nonlocal attempts
@@ -210,9 +211,11 @@ def _at_fault(source: Source, plan: Plan, engine: Engine, suspects: list[str]) -
                 loading = middle
             else:
                 high = middle
-        if attempts > _MOST_ATTEMPTS:
-            return []
         found.append(remaining.pop(loading))
+        if attempts > _MOST_ATTEMPTS:
+            kinds = {ops[name] for name in found}
+            others = [name for name in remaining if ops[name] not in kinds]
+            return [name for name in suspects if name not in others] if loads(others) else []
     return found
 
 
