@@ -76,7 +76,7 @@ OF_PLUGINS = ["tensorflow"] if "tensorflow" in ENGINES else []
         ({"target": "h101"}, "unknown target 'h101': did you mean h100"),
         ({"target": "h10"}, "unknown target 'h10': did you mean h100"),
         ({"target": "hopper"}, "unknown target 'hopper': did you mean sm90"),
-        ({"tolerance": 0.1, "max_drop": 0.2}, "and so does tolerance"),
+        ({"tolerance": 0.1, "max_drop": 0.2}, "and so does another option"),
         ({"data": 7}, "data of type int is not iterable"),
         ({"calib": five}, "returns int, and arrays by the names of the inputs are needed"),
         ({"calib": fives}, "yields int, and arrays by the names of the inputs are needed"),
