@@ -281,6 +281,10 @@ class EngineError(FinecastError):
     """An engine that is absent, or that cannot load or run a model."""
 
 
+class NoKernelError(EngineError):
+    """An engine that has no kernel for an op of a model, whatever numbers it is given."""
+
+
 def not_imported(
     name: str, error: ImportError, *, install: str, where: str = ""
 ) -> EngineError:

@@ -204,6 +204,14 @@ def test_options_that_a_plan_settles_are_refused_beside_it(
     assert "--plan" in answer.err
 
 
+def test_explain_says_that_a_format_lacks_data(finecast: Finecast, net: Path) -> None:
+    """``convert`` asks for them; here each op was shown in bf16 without a word."""
+    options = ["--auto-cast", "all", "--auto-cast-type", "int8,bf16"]
+    said = "int8 needs the ranges of the model's values, and there is no data"
+    assert f"{said}: no op has it here" in finecast("explain", net, *options).err
+    assert said in finecast("convert", net, "-o", net.with_name("l.onnx"), *options).err
+
+
 @pytest.mark.parametrize("low", ["fp16", "int8"])
 def test_explain_tells_as_what_an_op_reads(
     low: str, finecast: Finecast, net: Path, tmp_path: Path

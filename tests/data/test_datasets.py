@@ -147,6 +147,12 @@ def test_folders_and_other_files_are_told_how_to_be_given(tmp_path: Path) -> Non
         assert "--data FILE.py:FUNCTION" in str(caught.value.fix)
 
 
+def test_a_single_array_is_told_from_a_broken_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    with pytest.raises(UsageError, match=r"one array without a name .*: save all samples"):
+        open_npz(tmp_path / "x.npy")
+
+
 def test_files_that_are_no_npz(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         load_npz(tmp_path / "none.npz", [SPEC])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -230,3 +231,14 @@ def test_onnxruntime_has_no_kernel_for_them(engine: OnnxRuntimeEngine) -> None:
     session = engine.load(batched(True).SerializeToString())
     with pytest.raises(EngineError, match="onnxruntime-batched-weights"):
         session.run({"x": np.zeros((3, 2, 5, 8), np.float32)})
+
+
+@pytest.mark.parametrize("data", [None, {"x": np.ones((1, 2, 5, 8), np.float32)}])
+def test_a_file_that_no_engine_has_kernels_for_is_refused_with_and_without_data(
+    data: dict[str, Any] | None,
+) -> None:
+    """Without data it was written, and they were asked for: "loaded, not run: give --data"."""
+    skip_without_int8("onnxruntime")
+    with pytest.raises(EngineError, match="no kernel for the int8 product") as refused:
+        api.convert(batched(True), policy="all:fp16", data=data, engine="onnxruntime")
+    assert "--data" not in refused.value.line

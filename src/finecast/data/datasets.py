@@ -433,6 +433,10 @@ def open_npz(path: Path) -> dict[str, Array]:
             fix=ONE_FILE if path.is_dir() else "check the path",
         ) from error
     except (zipfile.BadZipFile, EOFError, zlib.error) as error:
+        if _is_npy(path):
+            raise UsageError(
+                "an .npy file holds one array without a name", where=where, fix=ONE_FILE
+            ) from error
         raise UsageError(
             "not an .npz file, or a truncated one", where=where, fix=ONE_FILE
         ) from error
@@ -444,6 +448,11 @@ def open_npz(path: Path) -> dict[str, Array]:
             where=where,
             fix="save plain arrays, no objects, with numpy.savez",
         ) from error
+
+
+def _is_npy(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX
 
 
 def _check(members: list[zipfile.ZipInfo], where: str) -> None:

@@ -37,7 +37,7 @@ from finecast.engines.base import (
 from finecast.engines.numerics import ONNXRUNTIME
 from finecast.engines.probe_models import Probe, build
 from finecast.engines.source import ModelSource, ModelStep, read_source, to_run
-from finecast.errors import EngineError, UsageError, not_imported
+from finecast.errors import EngineError, NoKernelError, UsageError, not_imported
 from finecast.files.staging import staging
 from finecast.frontends.dry_run import DryRun, warm_up
 from finecast.frontends.onnx.restating import lowered
@@ -131,7 +131,8 @@ class OnnxRuntimeSession(Session):
         try:
             return self._run(self._session, arrays)
         except Exception as error:  # its exception classes share no base but Exception
-            raise EngineError(
+            missing = lacks_kernel(error) or _BATCHED_WEIGHTS.search(str(error))
+            raise (NoKernelError if missing else EngineError)(
                 f"ONNX Runtime cannot run the model: {explain(error)}",
                 where=self._where,
                 fix=next(

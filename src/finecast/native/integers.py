@@ -43,6 +43,7 @@ from finecast.rules.quantized import quantized_notes
 from finecast.rules.ranges import Calibration
 from finecast.rules.scaled_operands import origin, products_of_values, summed
 
+_GIVE_INPUTS: Final = "give some of the model's inputs: --data calib.npz (data=...)"
 # Each search for ops with which an engine does not load a model loads it so often at most.
 _MOST_ATTEMPTS: Final = 64
 # Each turn drops ops, and the engine fuses the others anew: more turns have not been needed.
@@ -84,19 +85,23 @@ def check_calibrated(policy: Policy, data: Sequence[Feeds]) -> None:
     Raises:
         UsageError: If there are none.
     """
-    for fmt in (f for f in policy.formats if f.needs_ranges):
-        if not data:
-            raise UsageError(
-                f"{fmt.label} needs the ranges of the model's values, and there is no data",
-                where="--auto-cast-type",
-                fix="give some of the model's inputs: --data calib.npz (data=...)",
-            )
+    for what in unranged(policy, data):
+        raise UsageError(what, where="--auto-cast-type", fix=_GIVE_INPUTS)
     if policy.calibration is Calibration.GPTQ and not data:
         raise UsageError(
             "gptq chooses integers by the values that weights meet, and there is no data",
             where="--calibration",
-            fix="give some of the model's inputs: --data calib.npz (data=...)",
+            fix=_GIVE_INPUTS,
         )
+
+
+def unranged(policy: Policy, data: Sequence[Feeds]) -> tuple[str, ...]:
+    """What is said of formats of ``policy`` whose scales need data where there are none."""
+    formats = () if data else (f for f in policy.formats if f.needs_ranges)
+    return tuple(
+        f"{fmt.label} needs the ranges of the model's values, and there is no data"
+        for fmt in formats
+    )
 
 
 def drop_unfit(source: Source, planner: Planner, engine: Engine, feeds: Feeds) -> Planner:
@@ -135,7 +140,7 @@ def _running(
         try:
             failed = _misrun(engine, plan, applied, feeds)
         except EngineError as error:
-            failed = _refused(source, plan, engine, error.what)
+            failed = _refused(source, planner, plan, engine, error.what)
             if not failed:
                 raise error from None
         if not failed:
@@ -144,24 +149,46 @@ def _running(
     return planner
 
 
-def _refused(source: Source, plan: Plan, engine: Engine, why: str) -> Unfit:
-    """Ops in scaled formats without which ``engine`` loads the model of ``plan``.
+def _refused(source: Source, planner: Planner, plan: Plan, engine: Engine, why: str) -> Unfit:
+    """Ops of ``plan`` without whose formats ``engine`` loads its model, and why, by name.
 
     Engines rewrite quantized models, and may fail at a single op of a valid one, or at one
-    beside another: OpenVINO moves scales across ops that change shapes. By bisection: with the
-    ops before such an op in their formats, and those after it in fp32, the model loads. Empty
-    if that shows nothing, or takes too many attempts. ``why`` is what the engine says.
+    beside another: OpenVINO moves scales across ops that change shapes, and beside codes it
+    mixes up the types of a normalization in bf16. So the ops in 16-bit formats are tried
+    first, as less is lost with them than with codes. Empty if nothing is shown by either.
+    ``why`` is what the engine says.
     """
     coded = [name for name, fmt in plan.formats.items() if fuses(engine.name, fmt)]
-    attempts = 0
+    stored = [
+        node.name
+        for node in planner.graph.float_nodes
+        if node.name not in coded
+        and plan.formats[node.name] is not Format.FP32
+        and Format.FP32 in planner.permissions[node.id].formats
+    ]
+    for suspects in (s for s in (stored, coded) if s):
+        found = _at_fault(source, plan, engine, suspects)
+        if found:
+            does = f"refuses the model with it: {why}"
+            return {name: (plan.formats[name].label, does) for name in found}
+    return {}
+
+
+def _at_fault(source: Source, plan: Plan, engine: Engine, suspects: list[str]) -> list[str]:
+    """Those of ``suspects`` without whose formats ``engine`` loads the model of ``plan``.
+
+    By bisection: with the suspects before such an op in their formats, and those after it in
+    fp32, the model loads. Where that takes too many attempts, all ops of the kinds found so
+    far are at fault. Empty if the model does not load without them.
+    """
+    attempts, ops = 0, {d.node: d.op for d in plan.decisions}
 
     def loads(kept: Collection[str]) -> bool:
         nonlocal attempts
         attempts += 1
+        raised = {*suspects}.difference(kept)
         decisions = (
-            d
-            if d.node in kept or not fuses(engine.name, d.format)
-            else replace(d, format=Format.FP32, encodings=Encodings())
+            replace(d, format=Format.FP32, encodings=Encodings()) if d.node in raised else d
             for d in plan.decisions
         )
         try:
@@ -171,23 +198,25 @@ def _refused(source: Source, plan: Plan, engine: Engine, why: str) -> Unfit:
             return False
         return True
 
-    refusals: dict[str, tuple[str, str]] = {}
+    found: list[str] = []
     if not loads(()):
-        return refusals
-    loading = 0  # so many of the first of ``coded`` load together
-    while not loads(coded):
-        high = len(coded)
+        return found
+    remaining = [*suspects]
+    loading = 0  # so many of the first of ``remaining`` load together
+    while not loads(remaining):
+        high = len(remaining)
         while high - loading > 1:
             middle = (loading + high) // 2
-            if loads(coded[:middle]):
+            if loads(remaining[:middle]):
                 loading = middle
             else:
                 high = middle
+        found.append(remaining.pop(loading))
         if attempts > _MOST_ATTEMPTS:
-            return {}
-        name = coded.pop(loading)
-        refusals[name] = plan.formats[name].label, f"refuses the model with it: {why}"
-    return refusals
+            kinds = {ops[name] for name in found}
+            others = [name for name in remaining if ops[name] not in kinds]
+            return [name for name in suspects if name not in others] if loads(others) else []
+    return found
 
 
 def unfused(

@@ -33,7 +33,7 @@ from finecast.engines.base import (
     feeds_for,
 )
 from finecast.engines.fallen_apart import broken_by
-from finecast.errors import EngineError, UsageError, WrongNumbersError
+from finecast.errors import EngineError, NoKernelError, UsageError, WrongNumbersError
 from finecast.files import writing
 from finecast.frontends.dry_run import TooLargeError
 from finecast.graph import Graph
@@ -328,7 +328,7 @@ def reference_run(
 
     Raises:
         UsageError: If no feeds can be made with the sizes that the user gave.
-        EngineError: If the fp32 model does not run on the user's data.
+        EngineError: If the fp32 model does not run on the user's data, or on any.
     """
     remedy = _remedy(reference)
     note = f"loaded, not run: {remedy} to compare outputs"
@@ -352,7 +352,7 @@ def reference_run(
                 outputs = reference.run(given)
             given, outputs = _with_more_steps(reference, given, outputs)
         except EngineError as error:
-            if feeds.batches:  # the user's own
+            if feeds.batches or isinstance(error, NoKernelError):  # other feeds do not help
                 raise
             # The fp32 model refuses these feeds: they say nothing about the converted one.
             note = f"loaded, not run: {error.what}: {remedy}"
