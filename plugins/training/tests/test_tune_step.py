@@ -376,9 +376,9 @@ def begun(net: nn.Module) -> Generator[StepSearch]:
         progress=silent,
     )  # fmt: skip
     with target.compared():
-        plans = (StepPlan(name=w.value, policy="auto:bf16", way=w) for w in Way)
-        _, search.autocast, search.fp32 = (
-            None if plan.way is Way.PLANNED else search._compare(plan) for plan in plans
+        search.autocast, search.fp32 = (
+            search._compare(StepPlan(name=way.value, policy="auto:bf16", way=way))
+            for way in (Way.AUTOCAST, Way.FP32)
         )
         yield search
 

@@ -73,7 +73,7 @@ class Memory(Enum):
 _ISOLATES: Final = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
-CALL_OUTSIDE: Final = "call it outside of the block"
+CALL_OUTSIDE: Final = "call it outside of the block, or within torch.autocast(..., enabled=False)"
 _NO_OPS: Final = TorchPrepared(graph=Graph(nodes=(), values=(), digest=""), of=CASTS)
 """A training graph, which tells what policies all such graphs can state."""
 
