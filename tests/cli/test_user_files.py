@@ -164,12 +164,11 @@ def test_tensors_beside_the_output_are_checked_before_any_work(
 ) -> None:
     (here / "low.onnx.data").write_text("of the user's")
     before = contents(here)
-    for verb in ("tune", "convert"):
-        options = ["--data", "val.npz", "--external-data"]
-        answer = finecast(verb, "net.onnx", "-o", "low.onnx", *options)
-        assert answer.code == ExitCode.USAGE
-        assert "output exists (low.onnx.data)" in answer.err
-        assert contents(here) == before
+    options = ["--data", "val.npz", "--external-data"]
+    answer = finecast("convert", "net.onnx", "-o", "low.onnx", *options)
+    assert answer.code == ExitCode.USAGE
+    assert "output exists (low.onnx.data)" in answer.err
+    assert contents(here) == before
 
 
 def test_the_python_api_refuses_too(here: Path) -> None:
