@@ -73,7 +73,11 @@ class Memory(Enum):
 _ISOLATES: Final = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 
-CALL_OUTSIDE: Final = "call it outside of the block, or within torch.autocast(..., enabled=False)"
+CALL_OUTSIDE: Final = (
+    "call it outside of the block, or within torch.autocast(..., enabled=False)"
+)
+"""What to do where a compiled function is called inside of ``torch.autocast``."""
+
 _NO_OPS: Final = TorchPrepared(graph=Graph(nodes=(), values=(), digest=""), of=CASTS)
 """A training graph, which tells what policies all such graphs can state."""
 
