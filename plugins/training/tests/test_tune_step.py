@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn import functional as F  # noqa: N812
 
 import finecast.torch as ft
@@ -25,8 +27,9 @@ from finecast_training import step_search
 from finecast_training.measures import GradientDeviation, StepFigures
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_search import StepSearch
-from finecast_training.step_tuning import StepResult
+from finecast_training.step_tuning import StepResult, _same_everywhere
 from finecast_training.target import StepTarget
+from finecast_training.tuned_step import TunedStep
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
@@ -246,9 +249,33 @@ def test_a_compiled_plan_that_is_worse_than_autocast_is_not_taken(tuned: Tuned) 
 
 def test_where_low_formats_gain_nothing_the_step_stays_in_fp32(tuned: Tuned) -> None:
     search = searched(tuned[1], "time", None)
-    search.fp32.seconds = 0.1  # whatever autocast takes of memory
+    search.fp32.seconds, search.fp32.memory_bytes = 0.1, search.autocast.memory_bytes
     assert search.best() is search.fp32
     assert all(c.why for c in search.allowed()[1:])
+
+
+def test_a_faster_fp32_keeps_to_autocast_s_memory(tuned: Tuned) -> None:
+    search = searched(tuned[1], "time", None)
+    search.fp32.seconds, search.fp32.memory_bytes = 0.1, search.autocast.memory_bytes + 1
+    best = search.best()
+    assert best is not search.fp32
+    assert best.memory_bytes <= search.autocast.memory_bytes
+    assert f"max_memory={search.fp32.memory_bytes} allows it" in search.notes[0]
+    assert search.fp32.plan not in search.measured_plans()
+
+
+def raising(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    raise ValueError(f"labels of {len(y)} rows\nand {net(x).shape}")
+
+
+def without_autocast(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if torch.is_autocast_enabled("cpu"):
+        raise RuntimeError("no bf16 for me")
+    return loss(net, x, y)
+
+
+def scheduler() -> torch.optim.lr_scheduler.StepLR:
+    return torch.optim.lr_scheduler.StepLR(torch.optim.SGD(Net().parameters()), 3)
 
 
 @pytest.mark.parametrize(
@@ -264,6 +291,13 @@ def test_where_low_formats_gain_nothing_the_step_stays_in_fp32(tuned: Tuned) -> 
         ({"batches": [(torch.ones(2, 16),), (torch.ones(3, 16),)]}, r"batch 1 has the form"),
         ({"model": Net().requires_grad_(False)}, "no parameter of the module requires"),
         ({"model": nn.ReLU()}, "no parameter of the module requires"),
+        ({"model": nn.LazyLinear(4)}, "'weight' has no size yet: the module is lazy"),
+        ({"loss": lambda net, x, _: net(x).sum() * 1j}, "the loss is a complex tensor"),
+        ({"loss": lambda net, _: net.first.bias.sum()}, "takes .net, _., and is called with"),
+        ({"loss": raising}, "the loss raised ValueError: labels of 24 rows"),
+        ({"loss": without_autocast}, "under torch.autocast, .* fails: no bf16 for me"),
+        ({"optimizer": torch.optim.LBFGS(Net().parameters())}, "a LBFGS needs a closure"),
+        ({"optimizer": scheduler()}, "a StepLR is no optimizer"),
         ({"model": Net().to("meta")}, "the module is on meta, and tensor 0"),
         ({"optimizer": torch.optim.SGD(Net().parameters())}, "has none of the module's"),
         ({"optimizer": [3]}, "an int is no optimizer"),
@@ -275,9 +309,144 @@ def test_where_low_formats_gain_nothing_the_step_stays_in_fp32(tuned: Tuned) -> 
     ],
 )
 def test_what_cannot_be_tuned_is_refused(change: dict[str, Any], said: str) -> None:
-    given: dict[str, Any] = {"model": Net(), "loss": loss, "batches": batches(), **change}
+    call: dict[str, Any] = {"model": Net(), "loss": loss, "batches": batches(), **change}
     with pytest.raises(UsageError, match=said):
-        ft.tune_step(given.pop("model"), given.pop("loss"), given.pop("batches"), **given)
+        ft.tune_step(call.pop("model"), call.pop("loss"), call.pop("batches"), **call)
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        (partial(torch.autocast, "cpu", torch.bfloat16), r"torch.autocast\('cpu'\) is on"),
+        (torch.no_grad, r"torch.no_grad\(\) is on"),
+        (torch.inference_mode, r"torch.inference_mode\(\) is on"),
+    ],
+)
+def test_modes_in_which_fp32_has_no_gradients_are_named(
+    mode: Callable[[], Any], said: str
+) -> None:
+    """Under autocast the reference itself would be in bf16."""
+    with mode(), pytest.raises(UsageError, match=said):
+        ft.tune_step(Net(), loss, batches())
+    with mode(), pytest.raises(UsageError, match=said):
+        ft.TrainingStep(Net(), loss, batches()[0])
+
+
+def test_what_is_compiled_is_not_called_under_autocast() -> None:
+    x, y = batches()[0]
+    plan = StepPlan(name="fp32", policy="auto:bf16", way=Way.FP32)
+    calls: list[Callable[[], object]] = [
+        lambda: ft.compile(Net())(x),
+        lambda: torch.compile(torch.nn.Linear(16, 4), backend="finecast")(x),
+        lambda: TunedStep(plan, Net(), loss)(x, y),
+    ]
+    for call in calls:
+        with torch.autocast("cpu"), pytest.raises(Exception, match="is on: it casts ops by"):
+            call()
+
+
+def test_a_call_without_gradients_is_no_step_of_training() -> None:
+    step = TunedStep(StepPlan(name="fp32", policy="auto:bf16", way=Way.FP32), Net(), loss)
+    step.schedule({1: StepPlan(name="autocast", policy="auto:bf16", way=Way.AUTOCAST)})
+    with torch.no_grad():
+        step(*batches()[0])
+    step(*batches()[0])
+    assert step.plan.way is Way.FP32
+    step(*batches()[0])
+    assert step.plan.way is Way.AUTOCAST
+
+
+class Spectrum(nn.Module):
+    """Its transform has no kernel in bf16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.rfft(self.first(x)).abs()
+
+
+@contextmanager
+def begun(net: nn.Module) -> Generator[StepSearch]:
+    """A search that has compared fp32 and autocast."""
+    target = StepTarget.of(net, loss, batches()[:1], [], moments=1, between=0)
+    search = StepSearch(
+        target=target, policy=Policy.parse("auto:bf16"), objective="time", max_memory=None,
+        progress=silent,
+    )  # fmt: skip
+    with target.compared():
+        search.autocast, search.fp32 = (
+            search._compare(StepPlan(name=way.value, policy="auto:bf16", way=way))
+            for way in (Way.AUTOCAST, Way.FP32)
+        )
+        yield search
+
+
+def test_a_plan_whose_kernels_fail_is_left_out_and_named() -> None:
+    with begun(Spectrum()) as search:
+        lowest = Policy.parse("all:bf16")
+        assert search._by_rules("products", Policy.parse("matmult:bf16"), "finecast")
+        assert search._by_rules("all ops", lowest, "finecast") is None
+        assert "all ops do not apply: MKL FFT doesn't support" in search.notes[-1]
+        other = StepPlan(name="another process's", policy="all:bf16")
+        assert "another process's: left out, MKL FFT" in search.objection(other)
+
+
+def test_a_plan_whose_compiled_kernels_fail_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiles = StepPlan.compile
+
+    def failing(self: StepPlan, module: Any, *, kernels: bool = True) -> Any:
+        def call(*_: object) -> None:
+            raise RuntimeError("no kernel\nat all")
+
+        planned = self.way is Way.PLANNED and kernels
+        return call if planned else compiles(self, module, kernels=kernels)
+
+    with begun(nn.Sequential(nn.Linear(16, 4))) as search:
+        products = search._by_rules("products", Policy.parse("matmult:bf16"), "finecast")
+        assert products is not None
+        monkeypatch.setattr(StepPlan, "compile", failing)
+        search._measure([products])
+        assert products.why == "its kernels fail: no kernel"
+        assert search.best().plan.way in {Way.AUTOCAST, Way.FP32}
+
+
+def test_processes_take_the_first_plan_that_holds_on_all_their_batches(
+    monkeypatch: pytest.MonkeyPatch, tuned: Tuned
+) -> None:
+    search = searched(tuned[1], "time", 10**9)
+    search.graphs = ["graph"]
+    best = search.best()
+
+    def gather(everywhere: list[Any], own: Any) -> None:
+        """Another process, on whose batches planned formats are worse."""
+        planned = isinstance(own, str) and asked[-1].way is Way.PLANNED
+        everywhere[:] = [own, "gradients: error" if planned else own]
+
+    def objection(_: StepSearch, plan: StepPlan) -> str:
+        asked.append(plan)
+        return ""
+
+    asked: list[StepPlan] = []
+    monkeypatch.setattr(StepSearch, "objection", objection)
+    for name, stub in (("is_initialized", lambda: True), ("get_world_size", lambda: 2)):
+        monkeypatch.setattr(distributed, name, stub)
+    monkeypatch.setattr(distributed, "all_gather_object", gather)
+    assert best.plan.way is Way.PLANNED
+    assert _same_everywhere(search, best).way is Way.AUTOCAST
+    assert f"{best.plan.name} was not taken: in process 1 it is worse" in search.notes[0]
+
+
+def test_an_error_of_three_percent_more_than_autocast_s_is_worse() -> None:
+    def figures(error: float) -> StepFigures:
+        deviation = GradientDeviation(error=error, angle=0.0, vanished=0.0, nonfinite=0.0)
+        return StepFigures.of([{"weight": deviation}] * 4)
+
+    assert figures(0.0103).beyond(figures(0.01)) == ["error", "worst_error"]
+    assert figures(0.01005).beyond(figures(0.01)) == []
 
 
 @pytest.mark.parametrize(

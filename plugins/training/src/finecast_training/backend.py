@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from finecast import Plan, Policy, Scope
 from finecast.calls import checks
 from finecast.engines import drop_slow_formats, speed_of
-from finecast.engines.torch import CompiledCost, TorchEngine
+from finecast.engines.torch import CompiledCost, TorchEngine, check_no_autocast
 from finecast.errors import UsageError
 from finecast.frontends.torch import (
     CASTS,
@@ -72,6 +72,11 @@ class Memory(Enum):
 # call of torch.compile can have eight of its own.
 _ISOLATES: Final = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
+
+CALL_OUTSIDE: Final = (
+    "call it outside of the block, or within torch.autocast(..., enabled=False)"
+)
+"""What to do where a compiled function is called inside of ``torch.autocast``."""
 
 _NO_OPS: Final = TorchPrepared(graph=Graph(nodes=(), values=(), digest=""), of=CASTS)
 """A training graph, which tells what policies all such graphs can state."""
@@ -142,7 +147,8 @@ def compile(  # noqa: A001 - named after torch.compile
 
     Raises:
         UsageError: If ``function`` cannot be called, or an argument is none of these, or
-            training graphs cannot state the policy.
+            training graphs cannot state the policy. Calls of the result raise it inside of
+            ``torch.autocast``, which would cast ops before they are planned.
     """
     if not callable(function):
         raise UsageError(
@@ -222,7 +228,7 @@ class Backend:
         self.unmatched = self.overrides
         self.ops: dict[str, None] = {}
         self.followed: dict[str, Policy] = {}
-        self.told: set[str] = set()
+        self.warned: set[str] = set()
         self.coverage: Coverage | None = None
         self.chooser = chooser
         self.kernels = kernels
@@ -249,10 +255,10 @@ class Backend:
         engine, shapes = TorchEngine(device=device.upper()), hinted_shapes(binding)
         if device not in self.followed:  # once per device, for many graphs
             gains = partial(speed_of, engine)
-            self.followed[device], told = drop_slow_formats(
+            self.followed[device], notes = drop_slow_formats(
                 self.policy, gains, self.user_rules
             )
-            self._tell(told)
+            self._tell(notes)
         policy = self.followed[device]
         self.unmatched = unmatched(self.unmatched, [graph])
         self.ops.update(op_names(graph.nodes))
@@ -281,8 +287,8 @@ class Backend:
     def _tell(self, notes: Iterable[str]) -> None:
         """Warn of each note once, however many graphs it holds for."""
         for text in notes:
-            if text not in self.told:
-                self.told.add(text)
+            if text not in self.warned:
+                self.warned.add(text)
                 warnings.warn(text, stacklevel=3)
 
     def overrides_held(self) -> Overrides:
@@ -360,6 +366,7 @@ def finecast(module: GraphModule, example_inputs: Sequence[Any]) -> Any:
     Each graph has a backend of its own, which lives as long as the compiled graph. The
     overrides of the blocks around the compiling call hold.
     """
+    check_no_autocast(fix=CALL_OUTSIDE)
     return Backend(overrides={})(module, example_inputs)
 
 
@@ -391,17 +398,17 @@ def _opaque(forward: Callable[..., Any]) -> Callable[..., Any]:
     """``forward`` of a recurrent layer, excluded from Dynamo; records its FLOPs."""
 
     @functools.wraps(forward)
-    def run(layer: nn.RNNBase, given: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(layer: nn.RNNBase, sequence: Any, *args: Any, **kwargs: Any) -> Any:
         ran = _RAN.get()
         if ran is not None:
-            ran.append(_flops(layer, given))
-        return forward(layer, given, *args, **kwargs)
+            ran.append(_flops(layer, sequence))
+        return forward(layer, sequence, *args, **kwargs)
 
     return torch.compiler.disable(run, reason="recurrent layers run as they are")
 
 
-def _flops(layer: nn.RNNBase, given: torch.Tensor | PackedSequence) -> float:
-    data = given.data if isinstance(given, PackedSequence) else given
+def _flops(layer: nn.RNNBase, sequence: torch.Tensor | PackedSequence) -> float:
+    data = sequence.data if isinstance(sequence, PackedSequence) else sequence
     matrices = [p for p in layer.parameters() if p.dim() > 1]
     trained = torch.is_grad_enabled() and any(p.requires_grad for p in matrices)
     forward = recurrent_flops(data.numel() / data.shape[-1], sum(p.numel() for p in matrices))
@@ -496,6 +503,7 @@ def watched(compiled: Callable[..., Any], coverage: Coverage) -> Callable[..., A
 
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> Any:
+        check_no_autocast(fix=CALL_OUTSIDE)
         if coverage.said and not recurrent:
             return inner(*args, **kwargs)
         before, planned = _stops(), coverage.planned_flops

@@ -8,16 +8,33 @@ from typing import Final
 
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.optim import Optimizer
 
+from finecast.errors import FinecastError
 from finecast.naming import listed, percent
 from finecast_training.measures import StepFigures
+from finecast_training.step import first_line
 from finecast_training.target import Gradients, Sample, StepTarget
 
 _LOW: Final = frozenset({torch.bfloat16, torch.float16})
 # The share of changes that are lost from which on training stalls.
 _STALLED: Final = 0.1
 _NAMED: Final = 3
+
+
+def refusal(error: RuntimeError) -> str:
+    """Why a plan cannot be run here: the words of the kernel or of the rules that refuse it.
+
+    Raises:
+        Exception: The error itself, if it is another fault than these.
+    """
+    cause = error.inner_exception if isinstance(error, BackendCompilerFailed) else error
+    if isinstance(cause, FinecastError):
+        return cause.what
+    if not isinstance(cause, RuntimeError):
+        raise error
+    return first_line(cause)
 
 
 def overflow(figures: StepFigures) -> str:

@@ -138,8 +138,8 @@ class _Partition(CustomPartitionerFn):
 
 def compile_inner(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
     """Inductor's inner compiler, with Inductor's own table of decompositions."""
-    given: dict[str, Any] = {**options, "get_decomp_fn": select_decomp_table}
-    return compile_fx_inner(module, inputs, **given)
+    keywords: dict[str, Any] = {**options, "get_decomp_fn": select_decomp_table}
+    return compile_fx_inner(module, inputs, **keywords)
 
 
 class OpByOp:
@@ -415,8 +415,8 @@ def feed(compiled: Any, added: Sequence[AddedGradient]) -> Any:
 
     def call(inputs: list[Any]) -> Any:
         sums: list[tuple[int, torch.Tensor, torch.Tensor]] = []
-        for one in added:
-            parameter = inputs[one.source]
+        for addition in added:
+            parameter = inputs[addition.source]
             kept = _addable(parameter)
             if any(kept is memory for _, _, memory in sums):
                 kept = None  # the same parameter twice: autograd adds the two
@@ -425,7 +425,7 @@ def feed(compiled: Any, added: Sequence[AddedGradient]) -> Any:
             if key not in flags:
                 flags[key] = torch.tensor(key[0], device=key[1])
             inputs += [memory, flags[key]]
-            sums.append((one.result, parameter, memory))
+            sums.append((addition.result, parameter, memory))
         results = list(inner(inputs))
         for place, parameter, memory in sums:
             # Autograd then takes over the memory, as it does with a first gradient.

@@ -108,7 +108,7 @@ def paired_trial(
         for number, (way, (call, scale)) in enumerate(calls.items()):
             progress("trial", seed * len(calls) + number, seeds * len(calls))
             target.restore(first)
-            found = target.train(call, batches, scale)
-            losses[way].append(float(np.mean(found[-last:])))
+            curve = target.train(call, batches, scale)
+            losses[way].append(float(np.mean(curve[-last:])))
     target.restore(first)
     return PairedTrial(steps=steps, losses={w: tuple(of) for w, of in losses.items()})

@@ -76,21 +76,21 @@ def _arguments(joint: JointGraph) -> list[Any] | None:
     """
     places = joint.binding.module.graph.find_nodes(op="placeholder")
     tangents = [p.meta["val"] for p in places if str(p.target).startswith(_TANGENTS)]
-    inputs = [_own(one) for one in joint.inputs]
+    inputs = [_detached(value) for value in joint.inputs]
     if len(tangents) != 1 or len(inputs) + 1 != len(places) or tangents[0].numel() != 1:
         return None
-    for place, given in zip(places, inputs, strict=False):
+    for place, value in zip(places, inputs, strict=False):
         expected = place.meta.get("val")
         if isinstance(expected, torch.Tensor) and (
-            not isinstance(given, torch.Tensor) or given.shape != expected.shape
+            not isinstance(value, torch.Tensor) or value.shape != expected.shape
         ):
             return None
-    one = torch.ones(tangents[0].shape, dtype=tangents[0].dtype, device=joint.device)
-    return [*inputs, one]
+    tangent = torch.ones(tangents[0].shape, dtype=tangents[0].dtype, device=joint.device)
+    return [*inputs, tangent]
 
 
-def _own(given: Any) -> Any:
-    return given.detach() if isinstance(given, torch.Tensor) else given
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _gradients(joint: JointGraph, outputs: Any) -> frozenset[int]:
@@ -156,8 +156,8 @@ def _group_norm_backward(
 def _gradients_of(
     function: Callable[..., torch.Tensor], gradient: torch.Tensor, *inputs: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    found: Any = torch.func.vjp(function, *inputs)
-    return found[1](gradient)
+    results: Any = torch.func.vjp(function, *inputs)
+    return results[1](gradient)
 
 
 def _copied(_: torch.Tensor, new: torch.Tensor, *__: Any) -> torch.Tensor:

@@ -146,8 +146,8 @@ class StepPlan:
                 memory=member_of(Memory, content["memory"], what="memory"),
                 scale=float(content["scale"]),
                 plans=tuple(
-                    Plan.from_json(json.dumps(one), where=f"{where}, plans[{number}]")
-                    for number, one in enumerate(content["plans"])
+                    Plan.from_json(json.dumps(plan), where=f"{where}, plans[{number}]")
+                    for number, plan in enumerate(content["plans"])
                 ),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -186,7 +186,7 @@ class Chosen:
     def __init__(self, plans: Sequence[Plan]) -> None:
         self.plans = plans
         self.formats = {_key(d): d.format for plan in plans for d in plan.decisions}
-        self.told = False
+        self.warned = False
 
     def plan(self, joint: JointGraph) -> Plan:
         """The plan of one graph."""
@@ -196,8 +196,8 @@ class Chosen:
         base = joint.fastest(as_autocast(joint.planner))
         known = {d.node: self.formats.get(_key(d)) for d in base.decisions}
         missed = sum(fmt is None for fmt in known.values())
-        if missed > _FEW * len(known) and not self.told:
-            self.told = True
+        if missed > _FEW * len(known) and not self.warned:
+            self.warned = True
             warnings.warn(
                 f"the plan of the training step names {len(known) - missed} of {len(known)}"
                 " ops of a graph: the others follow the policy. It was made for another module"

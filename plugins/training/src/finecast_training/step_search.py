@@ -14,11 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from torch._dynamo.exc import BackendCompilerFailed
-
 import finecast.torch
 from finecast import Plan, Policy, Scope
-from finecast.errors import FinecastError
+from finecast.errors import UsageError
 from finecast.measure import Effort, Race
 from finecast.planning import (
     Analysis,
@@ -32,7 +30,7 @@ from finecast.planning import (
 from finecast.progress import Progress
 from finecast.rules import FINECAST, GUESTS
 from finecast_training.backend import Backend, JointGraph, Memory, compiled
-from finecast_training.faults import overflow, stalled
+from finecast_training.faults import overflow, refusal, stalled
 from finecast_training.measures import Exactness
 from finecast_training.sensitivities import analysed
 from finecast_training.step_plan import StepPlan, Way
@@ -108,7 +106,7 @@ class StepSearch:
         policy: The formats that plans may have.
         objective: ``time`` or ``memory``.
         max_memory: The most bytes that forward and backward pass may allocate; None for
-            those of compiled autocast, which fp32 may exceed where it is faster.
+            those of compiled autocast.
         progress: Told of each plan.
         candidates: All plans that were compared, in order.
         notes: What the user should know.
@@ -132,17 +130,31 @@ class StepSearch:
     )
 
     def run(self) -> StepCandidate:
-        """The best plan, which may be autocast, or fp32."""
-        self.scale = self._largest_scale()
-        self.autocast = self._compare(self._plan("torch.autocast", Way.AUTOCAST))
+        """The best plan, which may be autocast, or fp32.
+
+        Raises:
+            UsageError: If the step fails under autocast or in ``torch.compile``, with which
+                plans are compared.
+        """
+        try:
+            self.scale = self._largest_scale()
+            self.autocast = self._compare(self._plan("torch.autocast", Way.AUTOCAST))
+        except RuntimeError as error:
+            raise UsageError(
+                f"under torch.autocast, with which plans are compared, the step fails:"
+                f" {refusal(error)}",
+                where="loss",
+                fix="make the step work there first: torch.autocast(..., enabled=False) within"
+                " it keeps what autocast cannot compute",
+            ) from error
         self.fp32 = self._compare(self._plan("fp32", Way.FP32))
         self.notes += stalled(self.target)
         autocasts = overflow(self.autocast.exactness.gradients)
         if autocasts:
             self.notes.append(f"torch.autocast: {autocasts}")
         by_rules = [self._by_rules(*rule) for rule in self._rules()]
-        planned = [one for one in (*by_rules, *self._by_solver()) if one is not None]
-        passing = [one for one in planned if not self._judge(one, self.autocast.exactness)]
+        planned = [c for c in (*by_rules, *self._by_solver()) if c is not None]
+        passing = [c for c in planned if not self._judge(c, self.autocast.exactness)]
         self._measure(passing)
         return self.best()
 
@@ -174,18 +186,15 @@ class StepSearch:
         return rules
 
     def _by_rules(self, name: str, policy: Policy, rule_set: str) -> StepCandidate | None:
-        """The plan by a policy; None if rules cannot plan this step."""
-        first = not self._graphs
-        record = self._recorded if first else None
+        """The plan by a policy; None if rules cannot plan this step, or it fails."""
+        record = None if self.graphs else self._recorded
         backend = Backend(policy, rule_set=rule_set, chooser=record, kernels=False)
         try:
             self._run(compiled(self.target.module.forward, backend))
-        except BackendCompilerFailed as error:
-            if not isinstance(error.inner_exception, FinecastError):
-                raise
-            self.notes.append(f"{name} do not apply: {error.inner_exception.what}")
+        except RuntimeError as error:
+            self.notes.append(f"{name} do not apply: {refusal(error)}")
             return None
-        return self._compare(self._plan(name, Way.PLANNED, *backend.plans))
+        return self._attempted(self._plan(name, Way.PLANNED, *backend.plans))
 
     def _recorded(self, joint: JointGraph) -> Plan:
         """The policy's plan of a graph, whose roundings are analysed, too."""
@@ -206,9 +215,9 @@ class StepSearch:
 
     def _by_solver(self) -> list[StepCandidate]:
         """The fastest plans within errors around autocast's, each compared before the next."""
-        found: list[StepCandidate] = []
+        candidates: list[StepCandidate] = []
         if len(self._graphs) != 1:
-            return found
+            return candidates
         ((planner, analysis),) = self._graphs.values()
         graph = planner.graph
         formats = autocast_formats(graph, planner.permissions, self.policy.formats)
@@ -224,14 +233,17 @@ class StepSearch:
             if own.plan.digest in seen or not own.plan.lowers:
                 break
             seen.add(own.plan.digest)
-            one = self._compare(self._plan(name, Way.PLANNED, own.plan))
-            found.append(one)
-            if not one.exactness.beyond(self.autocast.exactness):
+            candidate = self._attempted(self._plan(name, Way.PLANNED, own.plan))
+            if candidate is None:
+                allowed = choice.error / _MORE**2
+                continue
+            candidates.append(candidate)
+            if not candidate.exactness.beyond(self.autocast.exactness):
                 allowed = _MORE**2 * max(allowed, choice.error)
                 continue
-            ratio = self.autocast.exactness.error / one.exactness.error
+            ratio = self.autocast.exactness.error / candidate.exactness.error
             allowed = choice.error * min(ratio**2, 1 / _MORE**2)
-        return found
+        return candidates
 
     def _compare(self, plan: StepPlan) -> StepCandidate:
         """Compare a plan with fp32, op by op."""
@@ -241,9 +253,29 @@ class StepSearch:
             return known[plan.digest]
         call = plan.compile(self.target.module, kernels=False)
         exactness = self.target.exactness(call, plan.scale)
-        one = StepCandidate(plan=plan, exactness=exactness, predicted_s=self._predicted(plan))
-        self.candidates.append(one)
-        return one
+        candidate = StepCandidate(
+            plan=plan, exactness=exactness, predicted_s=self._predicted(plan)
+        )
+        self.candidates.append(candidate)
+        return candidate
+
+    def _attempted(self, plan: StepPlan) -> StepCandidate | None:
+        """As ``_compare``; None, and a note, for a plan that no kernels compute here."""
+        try:
+            return self._compare(plan)
+        except RuntimeError as error:
+            self.notes.append(f"{plan.name}: left out, {refusal(error)}")
+            return None
+
+    def objection(self, plan: StepPlan) -> str:
+        """Why another process's plan does not hold on this one's batches; empty if it does.
+
+        It is compared with autocast op by op.
+        """
+        candidate = self._attempted(plan)
+        if candidate is None:
+            return self.notes[-1]
+        return ", ".join(candidate.exactness.beyond(self.autocast.exactness))
 
     def _predicted(self, plan: StepPlan) -> float:
         total = 0.0
@@ -254,13 +286,13 @@ class StepSearch:
             total += predicted_cost(planner, analysis, own)
         return total if plan.plans else math.nan
 
-    def _judge(self, one: StepCandidate, most: Exactness) -> bool:
+    def _judge(self, candidate: StepCandidate, most: Exactness) -> bool:
         """Whether a plan is worse than autocast in any figure, which is then why."""
-        beyond = (one.compiled or one.exactness).beyond(most)
+        beyond = (candidate.compiled or candidate.exactness).beyond(most)
         if beyond:
-            broken = overflow((one.compiled or one.exactness).gradients)
+            broken = overflow((candidate.compiled or candidate.exactness).gradients)
             said = broken or ", ".join(beyond)
-            one.why = f"worse than torch.autocast: {said}"
+            candidate.why = f"worse than torch.autocast: {said}"
         return bool(beyond)
 
     # ------------------------------------------------------------------- compiled steps
@@ -270,43 +302,65 @@ class StepSearch:
 
         A plan that is as exact as compiled autocast is compiled with less memory, too.
         """
-        steps = {c.plan.digest: self._compiled(c) for c in (self.fp32, self.autocast)}
+        try:
+            steps = {c.plan.digest: self._compiled(c) for c in (self.fp32, self.autocast)}
+        except RuntimeError as error:
+            raise UsageError(
+                f"torch.compile fails on the step, without any plan: {refusal(error)}",
+                where="model",
+                fix="make torch.compile(model) work first",
+            ) from error
         ranked = sorted(
             {c.plan.digest: c for c in passing}.values(),
             key=lambda c: (math.isnan(c.predicted_s), c.predicted_s),
         )
         exact = 0
-        for number, one in enumerate(ranked):
+        for number, candidate in enumerate(ranked):
             if exact == _EXACT or number == _COMPILED:
-                one.why = "predicted to be slower"
+                candidate.why = "predicted to be slower"
                 continue
-            step = self._compiled(one)
+            step = self._built(candidate)
             assert self.autocast.compiled is not None
-            if self._judge(one, self.autocast.compiled):
+            if step is None or self._judge(candidate, self.autocast.compiled):
                 continue
             exact += 1
-            lean = replace(one, plan=replace(one.plan, memory=Memory.LEAST))
+            least = replace(candidate.plan, memory=Memory.LEAST)
+            lean = replace(candidate, plan=least, compiled=None)
             self.candidates.append(lean)
-            steps |= {one.plan.digest: step, lean.plan.digest: self._compiled(lean)}
+            steps[candidate.plan.digest] = step
+            lean_step = self._built(lean)
+            if lean_step is not None:
+                steps[least.digest] = lean_step
         self.progress("benchmark", 0, 1)
         race = timed(steps, anchor=self.fp32.plan.digest)
-        for one in self.candidates:
-            name = one.plan.digest
+        for candidate in self.candidates:
+            name = candidate.plan.digest
             if name in steps:
-                one.seconds = race.latency(name).median_s
+                candidate.seconds = race.latency(name).median_s
                 ratio = race.between(self.autocast.plan.digest, name)
-                one.speed = ratio.low, ratio.median, ratio.high
+                candidate.speed = ratio.low, ratio.median, ratio.high
         self.target.restore(self.target.samples[0].checkpoint)
 
-    def _compiled(self, one: StepCandidate) -> Callable[[], object]:
+    def _built(self, candidate: StepCandidate) -> Callable[[], object] | None:
+        """As ``_compiled``; None for a plan whose kernels fail, which is then why."""
+        try:
+            return self._compiled(candidate)
+        except RuntimeError as error:
+            candidate.why = f"its kernels fail: {refusal(error)}"
+            return None
+
+    def _compiled(self, candidate: StepCandidate) -> Callable[[], object]:
         """A candidate's step, compiled; its gradients and its memory are measured."""
         self.progress("compile", len(self.candidates), len(self.candidates) + 1)
-        target, scale = self.target, one.plan.scale
-        call, batch = one.plan.compile(target.module), self.target.samples[0].batch
-        one.compiled = target.exactness(call, scale)
+        target, scale = self.target, candidate.plan.scale
+        call, batch = candidate.plan.compile(target.module), self.target.samples[0].batch
+        exactness = target.exactness(call, scale)
         target.module.zero_grad(set_to_none=True)
-        one.memory_bytes = finecast.torch.peak_bytes(lambda: backward(call(*batch), scale))
+        candidate.memory_bytes = finecast.torch.peak_bytes(
+            lambda: backward(call(*batch), scale)
+        )
         target.module.zero_grad(set_to_none=True)
+        candidate.compiled = exactness
         return lambda: target.step(call, batch, scale)
 
     # ------------------------------------------------------------------------ the choice
@@ -321,16 +375,14 @@ class StepSearch:
         assert self.autocast.compiled is not None
         measured = [c for c in self.candidates if c.compiled is not None]
         allowed: list[StepCandidate] = []
-        for one in measured:
-            if self._judge(one, self.autocast.compiled):
+        for candidate in measured:
+            if self._judge(candidate, self.autocast.compiled):
                 continue
-            unbounded = one is self.fp32 and self.max_memory is None
-            if one.memory_bytes > self.most_bytes and not unbounded:
-                one.why = (
-                    f"{one.memory_bytes / 1e6:.3g} MB, {self.most_bytes / 1e6:.3g} allowed"
-                )
+            if candidate.memory_bytes > self.most_bytes:
+                megabytes, most = candidate.memory_bytes / 1e6, self.most_bytes / 1e6
+                candidate.why = f"{megabytes:.3g} MB, {most:.3g} allowed"
                 continue
-            allowed.append(one)
+            allowed.append(candidate)
         if self.objective == "memory":
             return sorted(allowed, key=lambda c: (c.memory_bytes, c.seconds))
         fastest = min((c.seconds for c in allowed), default=math.inf)
@@ -346,7 +398,7 @@ class StepSearch:
         """The plans that were timed and keep to the memory, the fastest first."""
         known = [c for c in self.candidates if math.isfinite(c.seconds)]
         return [c.plan for c in sorted(known, key=lambda c: c.seconds)
-                if c.memory_bytes <= max(self.most_bytes, self.fp32.memory_bytes)]  # fmt: skip
+                if c.memory_bytes <= self.most_bytes]  # fmt: skip
 
     def best(self) -> StepCandidate:
         """The best plan; fp32 where nothing is allowed, as under a bound of memory."""
@@ -361,6 +413,11 @@ class StepSearch:
         if not order:
             self.notes.append(f"no plan takes at most {self.most_bytes / 1e6:.3g} MB")
         best.why = ""
+        if self.max_memory is None and self.fp32.seconds < best.seconds and self.fp32.why:
+            self.notes.append(
+                f"fp32 takes {self.fp32.seconds / best.seconds:.3g} of the time, but more"
+                f" memory than torch.autocast: max_memory={self.fp32.memory_bytes} allows it"
+            )
         return best
 
 

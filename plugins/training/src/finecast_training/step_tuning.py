@@ -75,7 +75,7 @@ class StepResult(Report):
         low, median, high = self.best.speed
         against = self._of(Way.FP32).seconds / self.best.seconds
         peak, autocasts = (
-            one.memory_bytes / _MB for one in (self.best, self._of(Way.AUTOCAST))
+            candidate.memory_bytes / _MB for candidate in (self.best, self._of(Way.AUTOCAST))
         )
         beside = (
             f"x{against:.3g} as fast as compiled fp32, x{median:.3g} as compiled autocast"
@@ -122,15 +122,15 @@ class StepResult(Report):
         }
 
 
-def _row(one: StepCandidate) -> tuple[str, ...]:
-    assert one.compiled is not None
-    gradients, updates = one.compiled.gradients, one.compiled.updates
-    timed = f"{1e3 * one.seconds:.3f}" if math.isfinite(one.seconds) else ""
-    lean = ", least memory" if one.plan.memory.value == "least" else ""
+def _row(candidate: StepCandidate) -> tuple[str, ...]:
+    assert candidate.compiled is not None
+    gradients, updates = candidate.compiled.gradients, candidate.compiled.updates
+    timed = f"{1e3 * candidate.seconds:.3f}" if math.isfinite(candidate.seconds) else ""
+    lean = ", least memory" if candidate.plan.memory.value == "least" else ""
     return (
-        f"{one.plan.name}{lean}",
+        f"{candidate.plan.name}{lean}",
         timed,
-        f"{one.memory_bytes / _MB:.3f}",
+        f"{candidate.memory_bytes / _MB:.3f}",
         percent(mean(gradients.error)),
         percent(mean(gradients.worst_error)),
         percent(mean(updates.error)),
@@ -205,12 +205,14 @@ def tune_step(
 ) -> StepResult:
     """The fastest training step whose gradients and updates are as exact as autocast's.
 
-    Laws: the module, its optimizers, their state and random numbers stay as they are. In no
-    figure is the step worse than compiled ``torch.autocast``, by more than 5% and by more than
-    chance: the relative error and the angle of the parameters' gradients and of the
-    optimizer's updates, the shares of elements that became zero or are no finite numbers; on
-    several batches, at several moments of training. It is the fastest, or takes the least
-    memory, of what was compiled, fp32 and autocast among it.
+    Laws: the module, its optimizers, their state and random numbers stay as they are. The
+    peak of memory is at most that of compiled ``torch.autocast``, or ``max_memory``. In no
+    figure is the step worse than autocast, by more than 1% and by more than chance: the
+    relative error and the angle of the parameters' gradients and of the optimizer's updates,
+    the shares of elements that became zero or are no finite numbers; on several batches, at
+    several moments of training. It is the fastest, or takes the least memory, of what was
+    compiled, fp32 and autocast among it. Processes that train together follow one plan, which
+    is worse on none's batches. Plans whose kernels fail are left out, and named.
 
     Args:
         model: The module, in the mode in which it is trained.
@@ -243,7 +245,7 @@ def tune_step(
         best, trial = search.run(), None
         if goal.trial_steps:
             best, trial = _tried(search, best, goal, report)
-    plan = _same_everywhere(best.plan, search.graphs)
+        plan = _same_everywhere(search, best)
     step = TunedStep(plan, model, loss)
     step.known, step.optimizers = search.measured_plans(), optimizers
     return StepResult(
@@ -263,42 +265,62 @@ def _tried(
     target = search.target
     order = [best, *(c for c in search.allowed() if c is not best)]
     fixed = {
-        name: (one.plan.compile(target.module), one.plan.scale)
-        for name, one in (("fp32", search.fp32), ("autocast", search.autocast))
+        name: (candidate.plan.compile(target.module), candidate.plan.scale)
+        for name, candidate in (("fp32", search.fp32), ("autocast", search.autocast))
     }
     trial: PairedTrial | None = None
-    for one in order:
-        own = one.plan.compile(target.module), one.plan.scale
+    for candidate in order:
+        own = candidate.plan.compile(target.module), candidate.plan.scale
         calls = {**fixed, "tuned": own}
         trial = paired_trial(
             target, calls, steps=goal.trial_steps, seeds=goal.seeds, progress=progress
         )
-        if not trial.is_worse("tuned") or one is search.fp32:
-            one.why = ""
-            return one, trial
-        one.why = f"it loses in training: {trial.text('tuned')}"
-        search.notes.append(f"{one.plan.name} was not taken: {one.why}")
+        if not trial.is_worse("tuned") or candidate is search.fp32:
+            candidate.why = ""
+            return candidate, trial
+        candidate.why = f"it loses in training: {trial.text('tuned')}"
+        search.notes.append(f"{candidate.plan.name} was not taken: {candidate.why}")
     assert trial is not None
     return search.fp32, trial
 
 
-def _same_everywhere(plan: StepPlan, graphs: Sequence[str]) -> StepPlan:
-    """The plan of the first of several processes that train together.
+def _same_everywhere(search: StepSearch, best: StepCandidate) -> StepPlan:
+    """The plan that all processes follow that train together.
 
-    Each measured other times, and may have found another plan.
+    Each measured other times on other batches, and may have found another plan. It is the
+    best of the first process that is worse than autocast on no process's batches.
 
     Raises:
         UsageError: If the processes' graphs differ, so that no plan fits all.
     """
     if not (distributed.is_available() and distributed.is_initialized()):
-        return plan
-    every: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(every, (plan.to_json(), list(graphs)))
-    for rank, (_, others) in enumerate(every):
-        if others != every[0][1]:
+        return best.plan
+    order = [c.plan for c in search.allowed()]
+    later = order[order.index(best.plan) + 1 :] if best.plan in order else []
+    plans = [plan.to_json() for plan in (best.plan, *later)]
+    everywhere = _gathered((plans, list(search.graphs)))
+    for rank, (_, graphs) in enumerate(everywhere):
+        if graphs != everywhere[0][1]:
             raise UsageError(
                 f"process {rank} trains another graph than process 0",
                 where="model",
                 fix="give each process the same module, and batches of one size",
             )
-    return StepPlan.from_json(every[0][0])
+    for text in everywhere[0][0]:
+        plan = StepPlan.from_json(text)
+        objections = _gathered(search.objection(plan))
+        rank = next((rank for rank, why in enumerate(objections) if why), None)
+        if rank is None:
+            return plan
+        search.notes.append(
+            f"{plan.name} was not taken: in process {rank} it is worse than torch.autocast:"
+            f" {objections[rank]}"
+        )
+    return search.fp32.plan
+
+
+def _gathered(own: Any) -> list[Any]:
+    """What each of the processes that train together has, in their order."""
+    everywhere: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(everywhere, own)
+    return everywhere

@@ -7,6 +7,7 @@ op. Dropout is switched off while steps are compared, as two kernels draw other 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,11 +17,20 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from finecast.errors import UsageError
 from finecast.naming import kind_of
 from finecast_training.measures import Exactness, StepFigures, deviations, with_digits
-from finecast_training.step import Loss, LossOf
+from finecast_training.step import (
+    Loss,
+    LossOf,
+    check_arity,
+    check_loss,
+    check_trainable,
+    first_line,
+    users_code,
+)
 
 Batch: TypeAlias = tuple[Any, ...]
 Call: TypeAlias = Callable[..., torch.Tensor]
@@ -86,13 +96,15 @@ class StepTarget:
             UsageError: If the step cannot be run in fp32, or has no gradients.
         """
         some = _batches(batches)
+        check_trainable(model)
+        check_arity(loss, some[0])
         _check_device(model, some[0])
         _check_trained(model, optimizers)
         try:
             module, own = copy.deepcopy((LossOf(model, loss), list(optimizers)))
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(
-                f"the module and its optimizers cannot be copied: {_first_line(error)}",
+                f"the module and its optimizers cannot be copied: {first_line(error)}",
                 where="model",
                 fix="give the module before it is distributed or has run: a step is tuned on"
                 " a copy, so that yours stays as it is",
@@ -106,11 +118,11 @@ class StepTarget:
         first = self.checkpoint(0)
         for moment in range(moments):
             steps = range(moment * between, (moment + 1) * between)
-            self.train(self.module, [self.batch(i) for i in steps])
+            self.train(self._reference, [self.batch(i) for i in steps])
             here = self.checkpoint(steps.stop)
             for number in range(min(_OF_EACH, len(self.batches))):
                 batch = self.batch(moment * _OF_EACH + number)
-                gradients = self.gradients(self.module, batch)
+                gradients = self.gradients(self._reference, batch)
                 _check_finite(gradients)
                 updates = self.updates(gradients)
                 self.restore(here)
@@ -118,6 +130,11 @@ class StepTarget:
                     Sample(checkpoint=here, batch=batch, gradients=gradients, updates=updates)
                 )
         self.restore(first)
+
+    def _reference(self, *batch: Any) -> torch.Tensor:
+        """The loss in fp32, op by op, as the user wrote it."""
+        with users_code("loss"):
+            return self.module(*batch)
 
     def batch(self, number: int) -> Batch:
         """A batch; after the last comes the first."""
@@ -161,12 +178,12 @@ class StepTarget:
         self.module.zero_grad(set_to_none=True)
         torch.manual_seed(_SEED)
         backward(call(*batch), scale)
-        found = {
+        gradients = {
             name: torch.zeros_like(p) if p.grad is None else _dense(p.grad) / scale
             for name, p in self.parameters.items()
         }
         self.module.zero_grad(set_to_none=True)
-        return found
+        return gradients
 
     def updates(self, gradients: Gradients) -> Gradients:
         """What the optimizers add to the parameters for these gradients; they do so."""
@@ -175,8 +192,7 @@ class StepTarget:
         before = {name: p.detach().clone() for name, p in self.parameters.items()}
         for name, p in self.parameters.items():
             p.grad = gradients[name].clone()
-        for optimizer in self.optimizers:
-            optimizer.step()
+        self._update()
         self.module.zero_grad(set_to_none=True)
         return {
             n: p.detach().double() - before[n].double() for n, p in self.parameters.items()
@@ -199,10 +215,15 @@ class StepTarget:
             for p in self.parameters.values()
             if p.grad is not None
         ):
-            for optimizer in self.optimizers:
-                optimizer.step()
+            self._update()
         self.module.zero_grad(set_to_none=True)
         return loss.detach()
+
+    def _update(self) -> None:
+        """A step of each optimizer."""
+        for optimizer in self.optimizers:
+            with users_code("optimizer"):
+                optimizer.step()
 
     def exactness(
         self, call: Call, scale: float = 1.0, samples: Sequence[Sample] | None = None
@@ -249,24 +270,12 @@ def backward(loss: Any, scale: float = 1.0) -> None:
     Raises:
         UsageError: If it is not one number that depends on a parameter.
     """
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        said = (
-            f"a tensor of shape {tuple(loss.shape)}, which"
-            f" {'depends' if loss.requires_grad else 'does not depend'} on parameters"
-            if isinstance(loss, torch.Tensor)
-            else kind_of(loss)
-        )
-        raise UsageError(
-            f"the loss is {said}",
-            where="loss",
-            fix="return one number that depends on a parameter that is trained, as"
-            " lambda net, x, y: cross_entropy(net(x), y)",
-        )
+    check_loss(loss)
     (loss if scale == 1.0 else loss * scale).backward()
 
 
 def _check_finite(gradients: Gradients) -> None:
-    broken = [name for name, one in gradients.items() if not bool(one.isfinite().all())]
+    broken = [name for name, g in gradients.items() if not bool(g.isfinite().all())]
     if broken:
         raise UsageError(
             f"without any plan the gradient of {broken[-1]} has Inf or NaN",
@@ -285,18 +294,18 @@ def _put_back(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
         group.update({name: x for name, x in before.items() if name != "params"})
 
 
-def _batches(given: Iterable[Any]) -> list[Batch]:
+def _batches(source: Iterable[Any]) -> list[Batch]:
     """The first batches, each a tuple of what the loss gets after the module."""
     batches: list[Batch] = []
-    for number, one in enumerate(islice(iter(given), _MOST_BATCHES)):
-        if not isinstance(one, tuple | list):
+    for number, batch in enumerate(islice(iter(source), _MOST_BATCHES)):
+        if not isinstance(batch, tuple | list):
             raise UsageError(
-                f"batch {number} is {kind_of(one)}, and no tuple",
+                f"batch {number} is {kind_of(batch)}, and no tuple",
                 where="batches",
                 fix="give a list of batches, each a tuple of what the loss gets after the"
                 " module, as [(x, y), (x, y)]",
             )
-        batches.append(tuple(one))
+        batches.append(tuple(batch))
         if _form(batches[-1]) != _form(batches[0]):
             raise UsageError(
                 f"batch {number} has the form {_form(batches[-1])}, the first"
@@ -349,17 +358,33 @@ def _check_trained(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         )
 
 
-def optimizers_of(given: Any) -> list[Optimizer]:
-    """The optimizers that a user gave: one, several or none."""
-    every = [] if given is None else [given] if isinstance(given, Optimizer) else [*given]
-    for one in every:
-        if not isinstance(one, Optimizer):
+def optimizers_of(argument: Any) -> list[Optimizer]:
+    """The optimizers that a user gave: one, several or none.
+
+    Raises:
+        UsageError: If one is something else, or computes the loss by itself.
+    """
+    several = isinstance(argument, Iterable)
+    optimizers: list[Any] = [] if argument is None else [*argument] if several else [argument]
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            scheduler = isinstance(optimizer, LRScheduler | ReduceLROnPlateau)
             raise UsageError(
-                f"{kind_of(one)} is no optimizer",
+                f"{kind_of(optimizer)} is no optimizer",
                 where="optimizer",
-                fix="give a torch.optim.Optimizer, or a list of them",
+                fix="give the optimizer that it schedules: scheduler.optimizer"
+                if scheduler
+                else "give a torch.optim.Optimizer, or a list of them",
             )
-    return every
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise UsageError(
+                f"{kind_of(optimizer)} needs a closure, by which it computes the loss several"
+                " times a step: no single update can be compared",
+                where="optimizer",
+                fix="leave optimizer out, and gradients alone are compared",
+            )
+    return optimizers
 
 
 def check_callable(model: Any, loss: Any) -> None:
@@ -375,7 +400,3 @@ def check_callable(model: Any, loss: Any) -> None:
             fix="give a function of the module and a batch, as"
             " lambda net, x, y: cross_entropy(net(x), y)",
         )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

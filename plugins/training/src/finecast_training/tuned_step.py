@@ -14,8 +14,10 @@ from torch.optim import Optimizer
 
 from finecast import Plan
 from finecast.calls import checks
+from finecast.engines.torch import check_no_autocast
 from finecast.errors import UsageError
-from finecast_training.faults import overflow
+from finecast_training.backend import CALL_OUTSIDE
+from finecast_training.faults import overflow, refusal
 from finecast_training.step import Loss, LossOf
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.target import Batch, Call, StepTarget, check_callable
@@ -76,14 +78,24 @@ class TunedStep:
         self._recent: deque[Batch] = deque(maxlen=_KEPT)
 
     def __call__(self, *batch: Any) -> torch.Tensor:
-        """The loss of a batch."""
+        """The loss of a batch; a call without gradients, as for validation, is no step.
+
+        Raises:
+            UsageError: Inside of ``torch.autocast``, which would cast what the plan does not.
+        """
+        check_no_autocast(fix=CALL_OUTSIDE)
+        if torch.is_grad_enabled():
+            self._advance(batch)
+        return self._call(*batch)
+
+    def _advance(self, batch: Batch) -> None:
+        """Change the plan where that is due, and count the call."""
         if self._calls in self._schedule:
             self._change(self._schedule[self._calls], "the schedule says so")
         elif self._every and self._calls and self._calls % self._every == 0:
             self.replan()
         self._calls += 1
         self._recent.append(batch)
-        return self._call(*batch)
 
     def follow(self, plan: StepPlan) -> None:
         """Compute the step by another plan from the next call on."""
@@ -145,7 +157,13 @@ class TunedStep:
         most = target.exactness(autocast.compile(target.module, kernels=False), own.scale)
         for plan in self.known:
             call = plan.compile(target.module, kernels=False)
-            exact = most if plan.way is Way.AUTOCAST else target.exactness(call, plan.scale)
+            try:
+                exact = (
+                    most if plan.way is Way.AUTOCAST else target.exactness(call, plan.scale)
+                )
+            except RuntimeError as error:
+                failed[plan.digest] = refusal(error)
+                continue
             broken = overflow(exact.gradients)
             beyond = [broken] if broken else exact.beyond(most)
             if not beyond:

@@ -130,9 +130,9 @@ class WeightCache:
         return [
             tensor
             for tensor, copies in self.copies.items()
-            for dtype, one in cast("dict[torch.dtype, _Copy]", copies).items()
-            if one.version == (tensor._version, tensor.data_ptr())
-            and not torch.equal(one.low, tensor.detach().to(dtype))
+            for dtype, copy in cast("dict[torch.dtype, _Copy]", copies).items()
+            if copy.version == (tensor._version, tensor.data_ptr())
+            and not torch.equal(copy.low, tensor.detach().to(dtype))
         ]
 
     def get(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from finecast.engines.torch.costs import CompiledCost as CompiledCost
     from finecast.engines.torch.session import Arguments as Arguments
     from finecast.engines.torch.session import ProgramSignature as ProgramSignature
+    from finecast.engines.torch.session import check_no_autocast as check_no_autocast
     from finecast.engines.torch.session import examples as examples
 else:
     __getattr__ = imported_on_use(__name__)

@@ -296,7 +296,7 @@ def arguments_of(
             fix="give an nn.Module whose forward calls it, or a program, as"
             " finecast.torch.load(path) of a .pt2 file",
         )
-    _check_no_autocast()
+    check_no_autocast()
     if isinstance(module, ExportedProgram) and not args and not kwargs:
         return examples(module)
     if args is None:
@@ -312,14 +312,16 @@ def arguments_of(
     return tuple(args), keywords
 
 
-def _check_no_autocast() -> None:
+def check_no_autocast(
+    fix: str = "convert outside of it, and run the converted module outside, too",
+) -> None:
     """Raise UsageError inside of ``torch.autocast``: a capture would hold its casts."""
     active = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
     if active:
         raise UsageError(
             f"torch.autocast({active[0]!r}) is on: it casts ops by itself, and the plan would"
             " be one for what it leaves",
-            fix="convert outside of it, and run the converted module outside, too",
+            fix=fix,
         )
 
 
