@@ -254,6 +254,7 @@ def test_a_module_that_cannot_be_captured_says_so(data: TensorDataset) -> None:
 
 @pytest.mark.filterwarnings("ignore:products on integers are wrong", "ignore:no op is in int8")
 @pytest.mark.filterwarnings("ignore:.*keep fp32. planned in int8")
+@pytest.mark.filterwarnings("ignore:nothing was converted")
 def test_why_no_product_could_be_quantized(
     trained: nn.Module, data: TensorDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

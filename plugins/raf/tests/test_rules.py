@@ -112,6 +112,7 @@ def test_concatenate_needs_a_strict_majority(low: int, expected: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:fp16 runs at")
+@pytest.mark.filterwarnings("ignore:nothing was converted")
 @pytest.mark.parametrize(
     ("high", "low", "expected"), [(2, 3, "fp16"), (3, 2, "fp32"), (3, 4, "fp32")]
 )
