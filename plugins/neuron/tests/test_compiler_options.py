@@ -228,11 +228,17 @@ def wide_case(tmp_path: Path) -> tuple[Path, Path]:
     ("options", "fmt"),
     [
         (["--target", "trn1"], "fp16"),  # as fast as bf16, with more digits
-        (["--target", "trn1", "--auto-cast-type", "bf16"], "bf16"),
-        (["--target", "inf1", "--auto-cast-type", "fp16"], "fp16"),
         (["--target", "trn2", "--auto-cast-type", "fp8_e4m3"], "fp8_e4m3"),
         (["--target", "trn1", "--auto-cast", "matmult"], "bf16"),
-        (["--target", "trn1", "--auto-cast-type", "tf32"], "tf32"),
+        pytest.param(
+            ["--target", "trn1", "--auto-cast-type", "bf16"], "bf16", marks=pytest.mark.long
+        ),
+        pytest.param(
+            ["--target", "inf1", "--auto-cast-type", "fp16"], "fp16", marks=pytest.mark.long
+        ),
+        pytest.param(
+            ["--target", "trn1", "--auto-cast-type", "tf32"], "tf32", marks=pytest.mark.long
+        ),
         (["--target", "sm80", "--auto-cast", "matmult", "--auto-cast-type", "tf32"], "tf32"),
     ],
 )

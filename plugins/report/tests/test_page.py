@@ -95,6 +95,7 @@ def test_scripts_insert_text_and_no_markup() -> None:
     assert not re.search(r"\b(fetch|XMLHttpRequest|WebSocket|import)\s*\(", code)
 
 
+@pytest.mark.long
 def test_ten_thousand_ops_take_a_few_megabytes() -> None:
     page = page_of(made.content(10_000))
     assert len(page) < 12_000_000
