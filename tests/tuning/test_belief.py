@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -127,3 +128,14 @@ def test_samples_without_a_finite_margin_decide_nothing() -> None:
     known = DecisionChances(exact=exact, may_lose=0.0)
     known.tried(np.array([1.0]), 1.0, np.array([0.05, -np.inf, np.inf]))
     assert known.passes(np.array([[1.0]]), np.array([1.0]))[0] > 0.9
+
+
+def test_a_model_whose_kernels_have_no_time_has_believed_costs() -> None:
+    planner, analysis = chain([0.5] * OPS, [1.0] * OPS)
+    untimed = replace(
+        analysis,
+        times={fmt: np.zeros(OPS) for fmt in analysis.times},
+    )
+    belief = Belief(planner=planner, analysis=untimed, reference=float(OPS))
+    estimate = belief.of([lowered(planner, untimed, 0, 1)])
+    assert np.isfinite(estimate.cost).all()

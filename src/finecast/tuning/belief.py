@@ -180,7 +180,7 @@ class Belief:
         planner, analysis = self.planner, self.analysis
         self._problem = build_problem(planner.graph, planner.permissions, analysis)
         exact = labels_of(planner, analysis, self._problem, planner.highest())
-        self.fp32 = evaluate(self._problem, exact).time_s
+        self.fp32 = max(evaluate(self._problem, exact).time_s, _LEAST_COST)
         rounded = [r.units + r.by_unit for r in analysis.rounded.values()]
         self._unit_errors = np.maximum(np.stack([np.zeros(len(exact)), *rounded], axis=1), 0.0)
 
@@ -329,6 +329,10 @@ class Belief:
 
 
 Take: TypeAlias = Callable[[Belief, Proposal], None]
+
+
+# The cost of a model whose ops have no kernels with a time, as where all are in branches.
+_LEAST_COST: Final = 1e-30
 
 
 def _log(value: float) -> float:
