@@ -14,9 +14,9 @@ launches nearly vanish (weights count a little too little by this, and attention
 much).
 
 What is to be read from it: mixed plans are on or below each uniform plan, which gives each
-product with weights, or each product, one format, and bf16 to the rest. At the bits a weight
-of the usual recipe, whose first and last layers are mxfp8 and whose others are nvfp4, the
-mixed plan diverges at most half as much.
+product with weights one format, and bf16 to the rest. At the bits a weight of a recipe whose
+products from both ends are mxfp8, and whose others are nvfp4, the mixed plan diverges at most
+half as much.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ _RANDOM: Final = {"width": 128, "layers": _LAYERS, "heads": 4, "hidden": 384}
 _CHOSEN, _JUDGED, _LENGTH = 2, 16, 32
 _STEPS: Final = 10
 _LOW, _HIGH, _REST = Format.NVFP4, Format.MXFP8_E4M3, Format.BF16
-_MIXED: Final = (*(_LOW, Format.NVFP4_FOUR_OVER_SIX, _HIGH, Format.NVFP4_WEIGHTS_BF16, _REST),)
+_MIXED: Final = (
+    _LOW, Format.NVFP4_FOUR_OVER_SIX, _HIGH, Format.NVFP4_WEIGHTS_BF16, _REST,
+)  # fmt: skip
 # kld in fp64 of equal plans differs by the order of sums in fp32.
 _SAME: Final = 1.0 + 1e-3
 

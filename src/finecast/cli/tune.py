@@ -78,9 +78,7 @@ def run(
     how: Read,
     written: Tuned,
     data: Certified,
-    criterion: Annotated[
-        Criterion, Only("tolerance", "max_drop", "confidence", "score_range")
-    ],
+    criterion: Proven,
     goal: Search,
     casting: Casting,
     narrowing: Searched,

@@ -67,7 +67,7 @@ _TIE_MEDIAN = 1.06
 
 
 # In place of a stated cost of nothing, so that ratios are numbers.
-_LEAST_COST = 1e-30
+LEAST_COST = 1e-30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ class Race:
         The times may stand for any other cost of the models, such as their bytes. Two that
         cost nothing, as a model of the device may say of ops that only rename, cost the same.
         """
-        known = {n: s or _LEAST_COST for n, s in {ANCHOR: anchor_s, **seconds}.items()}
+        known = {n: s or LEAST_COST for n, s in {ANCHOR: anchor_s, **seconds}.items()}
         race = cls(calls=dict.fromkeys(known, _never_called))
         race._samples = {n: {0: Took(wall_s=s, used_s=s)} for n, s in known.items()}
         return race

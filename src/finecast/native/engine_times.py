@@ -7,7 +7,8 @@ by its precision hint, is expected to end faster, too: a search in it starts fro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -88,26 +89,27 @@ def engine_times(
     Returns:
         One entry an engine; none where no other engine runs the model.
     """
-    engines = {own.spec: own} | {engine.spec: engine for engine in others}
+    engines = {own.spec: own}
     runs = {own.spec: _run(session, calls)}
-    for spec, engine in engines.items():
-        try:
-            runs.setdefault(spec, _run(engine.load(model), calls))
-        except FinecastError:
-            continue
+    for engine in others:
+        with suppress(FinecastError):
+            runs[engine.spec] = _run(engine.load(model), calls)
+            engines[engine.spec] = engine
     if len(runs) == 1:
         return []
-    race = Race.of(runs.pop(own.spec), runs, _LOOK)
+    race = Race.of(runs[own.spec], {n: run for n, run in runs.items() if n != own.spec}, _LOOK)
     times = [EngineTime(engine=own.spec, call_s=race.latency(ANCHOR).median_s)]
     times += [
         EngineTime(engine=n, call_s=race.latency_s(n)) for n in engines if n in race.names
     ]
     # The hint takes another compilation, which is of use only where its gain decides.
     decides = hint and own.lowers_by_hint and faster(times) is not None
-    return [
-        _refined(time, engines[time.engine], model, calls, hint=decides and time is times[0])
-        for time in times
-    ]
+    refined: list[EngineTime] = []
+    for time in times:
+        engine = engines[time.engine]
+        loads = _further(engine, model, time, hint=decides and engine is own)
+        refined.append(_refined(time, runs[time.engine], loads, calls))
+    return refined
 
 
 def faster(times: Sequence[EngineTime]) -> EngineTime | None:
@@ -119,21 +121,30 @@ def faster(times: Sequence[EngineTime]) -> EngineTime | None:
     return best if best.unsearched_s * _CLEAR < own.unsearched_s else None
 
 
-def _refined(
-    time: EngineTime, engine: Engine, model: Loadable, calls: Sequence[Feeds], *, hint: bool
-) -> EngineTime:
-    """The time with that on one thread, where a call is short, and by the engine's hint."""
+def _further(
+    engine: Engine, model: Loadable, time: EngineTime, *, hint: bool
+) -> dict[str, Callable[[], Session]]:
+    """How the model is loaded on one thread, where a call is short, and by the hint."""
+    loads: dict[str, Callable[[], Session]] = {}
     alone = engine.on_one_thread() if time.call_s < _SHORT_S else None
-    loads = {_ALONE: partial(alone.load, model)} if alone else {}
+    if alone is not None:
+        loads[_ALONE] = partial(alone.load, model)
     if hint:
         loads[_HINTED] = partial(engine.load_hinted, model, Format.BF16)
+    return loads
+
+
+def _refined(
+    time: EngineTime,
+    run: Callable[[], object],
+    loads: Mapping[str, Callable[[], Session]],
+    calls: Sequence[Feeds],
+) -> EngineTime:
+    """The time with those of the model loaded in other ways, timed beside ``run``."""
     if not loads:
         return time
     try:
-        anchor = _run(engine.load(model), calls)
-        race = Race.of(
-            anchor, {name: _run(load(), calls) for name, load in loads.items()}, _LOOK
-        )
+        race = Race.of(run, {name: _run(load(), calls) for name, load in loads.items()}, _LOOK)
     except FinecastError:
         return time
     per_call = {name: time.call_s / race.speed(name).median for name in race.names}

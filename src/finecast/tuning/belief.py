@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from finecast.measure.racing import LEAST_COST
 from finecast.planning.alternatives import labels_of
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -180,7 +181,8 @@ class Belief:
         planner, analysis = self.planner, self.analysis
         self._problem = build_problem(planner.graph, planner.permissions, analysis)
         exact = labels_of(planner, analysis, self._problem, planner.highest())
-        self.fp32 = max(evaluate(self._problem, exact).time_s, _LEAST_COST)
+        # Where all ops are in branches or loops, no kernel with a time is known.
+        self.fp32 = max(evaluate(self._problem, exact).time_s, LEAST_COST)
         rounded = [r.units + r.by_unit for r in analysis.rounded.values()]
         self._unit_errors = np.maximum(np.stack([np.zeros(len(exact)), *rounded], axis=1), 0.0)
 
@@ -329,10 +331,6 @@ class Belief:
 
 
 Take: TypeAlias = Callable[[Belief, Proposal], None]
-
-
-# The cost of a model whose ops have no kernels with a time, as where all are in branches.
-_LEAST_COST: Final = 1e-30
 
 
 def _log(value: float) -> float:
