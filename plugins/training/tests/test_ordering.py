@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from finecast_training.ordering import compute_where_read
+from finecast_training.ordering import compute_where_read, order_for_memory
 
 SIGMOID = torch.ops.aten.sigmoid.default
 CAST = torch.ops.prims.convert_element_type.default
@@ -61,3 +61,20 @@ def test_what_takes_fewer_bytes_than_its_inputs_is_stored() -> None:
     module = make_fx(narrowed, tracing_mode="fake")(*inputs)
     compute_where_read(module.graph)
     assert len(module.graph.find_nodes(op="call_function", target=CAST)) == 1
+
+
+def test_a_split_of_an_input_gives_no_tensor() -> None:
+    def halves(
+        saved: torch.Tensor, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        low, high = torch.ops.aten.split.Tensor(saved, 4)
+        return low * gradient, high + gradient
+
+    inputs = [torch.randn(8, 4), torch.randn(4, 4)]
+    module = make_fx(halves, tracing_mode="fake")(*inputs)
+    before = module(*inputs)
+    compute_where_read(module.graph)
+    order_for_memory(module.graph)
+    module.recompile()
+    for got, wanted in zip(module(*inputs), before, strict=True):
+        assert torch.equal(got, wanted)

@@ -345,10 +345,18 @@ class JointGraph:
         """The graph."""
         return self.planner.graph
 
-    def times(self, planner: Planner) -> Times:
-        """The times that plans are chosen by, from rates of the device."""
-        shapes, formats = hinted_shapes(self.binding), planner.policy.formats
-        cost = CompiledCost.of(self.graph, formats, self.device, shapes)
+    def times(self, planner: Planner, *, single_kernels: bool = False) -> Times:
+        """The times that plans are chosen by, from rates of the device.
+
+        With ``single_kernels`` products, convolutions and attention are run, and measured.
+        """
+        cost = CompiledCost.of(
+            self.graph,
+            planner.policy.formats,
+            self.device,
+            hinted_shapes(self.binding),
+            self.binding if single_kernels else None,
+        )
         return Times.modelled(planner, cost, ())
 
     def fastest(self, planner: Planner) -> Plan:

@@ -176,12 +176,19 @@ def _is_view(node: FxNode) -> bool:
     """Whether a node is a view of all numbers of its argument."""
     if not isinstance(node.target, OpOverload) or not node.target.is_view:
         return False
+    if not _is_tensor(node):
+        return False
     return node.meta["val"].numel() == _argument(node).meta["val"].numel()
+
+
+def _is_tensor(node: FxNode) -> bool:
+    """Whether a node gives one tensor; ``split`` gives a list of views."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_pointwise(node: FxNode) -> bool:
     target = node.target
-    if not isinstance(target, OpOverload):
+    if not isinstance(target, OpOverload) or not _is_tensor(node):
         return False
     free = target is _CAST or target in _FREE or target.is_view
     return free or torch.Tag.pointwise in target.tags
