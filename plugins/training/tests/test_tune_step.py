@@ -96,6 +96,7 @@ def tuned() -> tuple[nn.Module, StepResult, dict[str, torch.Tensor]]:
     """One search, its module, and the module's state before."""
     with pytest.MonkeyPatch.context() as patched:
         from finecast.engines.torch import rates
+        from finecast.engines.torch.costs import KernelTimes
 
         def rate(*_: object) -> rates.Rate:
             return rates.Rate(
@@ -103,6 +104,7 @@ def tuned() -> tuple[nn.Module, StepResult, dict[str, torch.Tensor]]:
             )
 
         patched.setattr(rates, "rate", rate)
+        patched.setattr(KernelTimes, "time_s", lambda *_: None)  # by the rates
         stated(patched, seconds)
         torch.manual_seed(0)
         net = Net()
@@ -140,6 +142,42 @@ def test_the_fastest_plan_no_worse_than_autocast_is_taken(tuned: Tuned) -> None:
     assert any("solver" in n for n in names)
     assert "RAF's rules" in names
     assert all(c.why for c in result.candidates if c is not best and c.plan != best.plan)
+
+
+class Attention(nn.Module):
+    """Fused attention between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 48), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.first(x).view(2, 12, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(rows[0], rows[1], rows[2])
+        return self.last(mixed.transpose(1, 2).reshape(24, 16))
+
+
+def test_attention_stays_in_fp32_where_its_kernel_is_slower_in_bf16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from finecast import Format
+    from finecast.engines.torch.costs import KernelTimes
+
+    def time_s(_: KernelTimes, node: Any, fmt: Format, __: float) -> float:
+        slower = "attention" in node.op
+        return 1e-3 if (fmt is Format.FP32) is not slower else 1e-4
+
+    monkeypatch.setattr(KernelTimes, "time_s", time_s)
+    net = Attention()
+    result = ft.tune_step(net, loss, batches(), moments=1, max_memory=10**9)
+    (named,) = (c for c in result.candidates if "fp32 where faster" in c.plan.name)
+    formats = {d.op: d.format for plan in named.plan.plans for d in plan.decisions}
+    attention = {op: fmt for op, fmt in formats.items() if "attention" in op}
+    assert len(attention) == 2  # forwards and backwards
+    assert set(attention.values()) == {Format.FP32}
+    assert formats["addmm"] is Format.BF16
+    autocast = next(c for c in result.candidates if c.plan.way is Way.AUTOCAST)
+    assert named.exactness.error < 1.1 * autocast.exactness.error
 
 
 def test_the_module_of_the_user_stays_as_it_is(tuned: Tuned) -> None:

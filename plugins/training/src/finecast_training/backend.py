@@ -359,9 +359,10 @@ class JointGraph:
         )
         return Times.modelled(planner, cost, ())
 
-    def fastest(self, planner: Planner) -> Plan:
+    def fastest(self, planner: Planner, *, single_kernels: bool = False) -> Plan:
         """The fastest plan by these times that ``planner`` permits."""
-        analysis = self.times(planner).analysis(self.prepared, planner)
+        times = self.times(planner, single_kernels=single_kernels)
+        analysis = times.analysis(self.prepared, planner)
         return proposal(planner, analysis, frontier_of(planner, analysis)[-1]).plan
 
 

@@ -35,14 +35,18 @@ from finecast_training.measures import Exactness
 from finecast_training.sensitivities import analysed
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.target import Call, StepTarget, backward
-from finecast_training.training_rules import as_autocast, autocast_formats
+from finecast_training.training_rules import (
+    as_autocast,
+    autocast_formats,
+    no_lower_than_autocast,
+)
 
 _EFFORT: Final = Effort(min_time_s=2.0, settle_s=4.0, known_to=0.01, rounds=9)
 # Plans within this of the fastest count as fast: of those the one of least memory is taken.
 _ALIKE: Final = 1.02
 # Turns in which the error that the solver may make is corrected, and the factor by which it
-# grows after a plan that was as exact as autocast.
-_TURNS: Final = 4
+# changes at least while only one side of what is allowed is known.
+_TURNS: Final = 6
 _MORE: Final = 1.3
 # The most plans that are compiled, and how many of them have to be as exact as autocast.
 _COMPILED: Final = 4
@@ -128,6 +132,7 @@ class StepSearch:
     _graphs: dict[str, tuple[Planner, Analysis]] = field(
         default_factory=dict[str, tuple[Planner, Analysis]]
     )
+    _no_lower: list[Plan] = field(default_factory=list[Plan])
 
     def run(self) -> StepCandidate:
         """The best plan, which may be autocast, or fp32.
@@ -153,7 +158,11 @@ class StepSearch:
         if autocasts:
             self.notes.append(f"torch.autocast: {autocasts}")
         by_rules = [self._by_rules(*rule) for rule in self._rules()]
-        planned = [c for c in (*by_rules, *self._by_solver()) if c is not None]
+        faster = self._plan(
+            "torch.autocast's, fp32 where faster", Way.PLANNED, *self._no_lower
+        )
+        restricted = self._attempted(faster) if self._no_lower else None
+        planned = [c for c in (*by_rules, restricted, *self._by_solver()) if c is not None]
         passing = [c for c in planned if not self._judge(c, self.autocast.exactness)]
         self._measure(passing)
         return self.best()
@@ -204,6 +213,8 @@ class StepSearch:
             self.notes.append(f"errors of single roundings are not known: {why}")
         else:
             self._graphs[joint.graph.digest] = joint.planner, analysis
+        restricted = no_lower_than_autocast(joint.planner)
+        self._no_lower.append(joint.fastest(restricted, single_kernels=True))
         return joint.fastest(as_autocast(joint.planner))
 
     def _run(self, call: Call) -> None:
@@ -224,6 +235,7 @@ class StepSearch:
         allowed = predicted_error(analysis, formats)
         steps = frontier_of(planner, analysis)
         seen = set[str]()
+        kept, missed = 0.0, math.inf  # squared errors of plans that were exact enough, or not
         for _ in range(_TURNS):
             choice = within(planner, analysis, steps, allowed) or max(
                 (s for s in steps if s.error <= allowed), key=lambda s: s.error
@@ -239,10 +251,14 @@ class StepSearch:
                 continue
             candidates.append(candidate)
             if not candidate.exactness.beyond(self.autocast.exactness):
-                allowed = _MORE**2 * max(allowed, choice.error)
-                continue
-            ratio = self.autocast.exactness.error / candidate.exactness.error
-            allowed = choice.error * min(ratio**2, 1 / _MORE**2)
+                kept = max(kept, allowed, choice.error)
+                allowed = _MORE**2 * kept
+            else:
+                missed = min(missed, choice.error)
+                ratio = self.autocast.exactness.error / candidate.exactness.error
+                allowed = choice.error * min(ratio**2, 1 / _MORE**2)
+            if kept and missed < math.inf:
+                allowed = math.sqrt(kept * missed)
         return candidates
 
     def _compare(self, plan: StepPlan) -> StepCandidate:

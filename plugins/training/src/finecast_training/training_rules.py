@@ -100,6 +100,22 @@ def as_autocast(planner: Planner) -> Planner:
     return replace(planner, permissions=narrowed)
 
 
+def no_lower_than_autocast(planner: Planner) -> Planner:
+    """``planner``, restricted to fp32 and what ``torch.autocast`` rounds each op to.
+
+    Each of its plans makes some of autocast's roundings and no other, whatever is saved.
+    """
+    followed = autocast_formats(planner.graph, planner.permissions, planner.policy.formats)
+    narrowed = {
+        node: replace(
+            permission,
+            formats=permission.formats & {followed[node], Format.FP32} or permission.formats,
+        )
+        for node, permission in planner.permissions.items()
+    }
+    return replace(planner, permissions=narrowed)
+
+
 def autocast_formats(
     graph: Graph, permissions: Mapping[int, Permission], formats: Sequence[Format]
 ) -> dict[int, Format]:
