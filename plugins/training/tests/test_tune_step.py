@@ -478,6 +478,14 @@ def test_processes_take_the_first_plan_that_holds_on_all_their_batches(
     assert f"{best.plan.name} was not taken: in process 1 it is worse" in search.notes[0]
 
 
+def test_what_is_zero_but_for_roundings_does_not_vanish() -> None:
+    wanted = torch.tensor([1.0, -2.0, 1e-9, 1e-3])
+    got = torch.tensor([1.0, -2.0, 0.0, 0.0])
+    assert GradientDeviation.of(got, wanted).vanished == 0.25
+    tiny = torch.full((4,), 1e-30)
+    assert GradientDeviation.of(torch.zeros(4), tiny).vanished == 1.0
+
+
 def test_an_error_of_three_percent_more_than_autocast_s_is_worse() -> None:
     def figures(error: float) -> StepFigures:
         deviation = GradientDeviation(error=error, angle=0.0, vanished=0.0, nonfinite=0.0)

@@ -17,8 +17,8 @@ from scipy import stats
 
 Tensors = Mapping[str, torch.Tensor]
 
-# A parameter whose gradient has elements of less than this share of the usual size has no
-# digits to lose: that of a bias before a norm is zero but for roundings, in fp32, too.
+# What is less than this share of the usual size has no digits to lose: the gradient of a bias
+# before a norm is zero but for roundings, in fp32, too.
 _NO_DIGITS: Final = 1e-5
 # Two ways count as equally exact within this. On a CPU one way run twice gives the same
 # figures to the last digit. Where kernels add up in an order that changes from run to run, as
@@ -47,7 +47,8 @@ class GradientDeviation:
     Attributes:
         error: The relative error.
         angle: One less the cosine of the angle between both.
-        vanished: The share of elements that are zero and are not in fp32.
+        vanished: The share of elements that are zero and are not in fp32. There an element
+            that is far below the tensor's usual size is zero but for roundings, too.
         nonfinite: The share of elements that are NaN or Inf.
     """
 
@@ -65,10 +66,11 @@ class GradientDeviation:
         if nonfinite:
             return cls(error=math.inf, angle=1.0, vanished=0.0, nonfinite=nonfinite)
         cosine = float(got @ wanted) / norms if norms else float(not float(wanted.norm()))
+        least = _NO_DIGITS * float(wanted.norm()) / math.sqrt(max(wanted.numel(), 1))
         return cls(
             error=float((got - wanted).norm()) / max(float(wanted.norm()), 1e-300),
             angle=max(1.0 - cosine, 0.0),
-            vanished=float(((got == 0) & (wanted != 0)).double().mean()),
+            vanished=float(((got == 0) & (wanted.abs() > least)).double().mean()),
             nonfinite=0.0,
         )
 
