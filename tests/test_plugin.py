@@ -18,6 +18,7 @@ import finecast
 from finecast import plugin
 from finecast.builtin import CORE
 from finecast.cli import VERBS
+from finecast.errors import FinecastError
 
 TOY = Path(__file__).parent / "toy_plugin"
 DIGITS = Path(__file__).parents[1] / "examples" / "digits"
@@ -149,3 +150,22 @@ def test_what_no_plugin_has_is_no_attribute() -> None:
         _ = finecast.nothing  # type: ignore[attr-defined]
     with pytest.raises(ModuleNotFoundError, match=r"finecast\.nothing"):
         __import__("finecast.nothing")
+
+
+def test_a_plugin_with_a_name_that_is_there_is_not_loaded() -> None:
+    greeting = plugin.Verb("inspect", "Say hello.", "finecast_toy.greet")
+    other = plugin.Plugin(name="other", summary="", verbs=(greeting,))
+    assert plugin._taken(other, [CORE]) == "the verb 'inspect'"
+    (engine, *_) = CORE.engines
+    twice = plugin.Plugin(name="other", summary="", engines=(engine,))
+    assert plugin._taken(twice, [CORE]) == f"the engine {engine.name!r}"
+    assert not plugin._taken(plugin.Plugin(name="other", summary=""), [CORE])
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["finecast_not_here.engine:Toy", "finecast.engines:Toy", "finecast.plugin:run"],
+)
+def test_a_reference_that_names_nothing_is_an_error_with_its_name(reference: str) -> None:
+    with pytest.raises(FinecastError, match=re.escape(reference)):
+        plugin.load(reference)

@@ -16,11 +16,12 @@ entry-point group ``finecast.plugins``::
 Laws: everything here is named as ``module`` or ``module:attribute`` and imported when it is
 used, so that a plugin costs nothing until then; its module ``plugin`` imports nothing but this
 one. What the core has itself is registered by the same values (``finecast.builtin``). A plugin
-that cannot be imported costs what it would have added, and one line of the command line and
-of errors about names that are missing. A plugin knows
-finecast by its public modules alone: ``finecast``, ``finecast.api``, this one, and the room of
-what it adds, such as ``finecast.engines``, by the names that the room's package states. The
-contract ``seams`` of ``pyproject.toml`` lists them.
+that cannot be imported, or adds a verb, an engine or another name that is there already, costs
+what it would have added, and one line of the command line and of errors about names that are
+missing. A plugin knows finecast by its public modules alone: ``finecast``, ``finecast.api``,
+``finecast.errors``, this one, and the room of what it adds, such as ``finecast.engines``, by
+the names that the room's package imports, those under ``if TYPE_CHECKING`` among them. The
+contract ``seams`` of ``pyproject.toml`` lists them. ``tests/toy_plugin`` is a whole plugin.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import ast
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
@@ -55,10 +56,26 @@ PROGRAMS: Final = "exported programs"
 
 
 def load(reference: str) -> Any:
-    """What ``module:attribute`` or ``module`` names; imports the module."""
+    """What ``module:attribute`` or ``module`` names; imports the module.
+
+    Raises:
+        FinecastError: If there is no such module, or no such attribute in it.
+    """
     module, _, attribute = reference.partition(":")
-    loaded = importlib.import_module(module)
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # what the module itself imports is missing
+        raise _unknown(reference, f"there is no module {error.name!r}") from error
+    if attribute and not hasattr(loaded, attribute):
+        raise _unknown(reference, f"the module has no {attribute!r}")
     return getattr(loaded, attribute) if attribute else loaded
+
+
+def _unknown(reference: str, why: str) -> FinecastError:
+    what = f"a plugin names {reference!r}, and {why}"
+    return FinecastError(what, fix=f"mend the Plugin of {reference.partition('.')[0]}")
 
 
 def lazily(names: Mapping[str, str]) -> Callable[[str], Any]:
@@ -120,12 +137,18 @@ def say(text: str) -> None:
 class Verb:
     """A verb of the command line.
 
+    ``finecast.load(model).read_graph()`` is a model's graph (``finecast.graph``), for which
+    the model is not run; ``finecast.inspect`` counts its ops, and runs it. Raise a
+    ``finecast.errors.UsageError`` or ``ModelError`` for what users can mend: the command line
+    prints it as one line. Any other exception is a fault, with a traceback and exit code 70.
+
     Attributes:
         name: What users type after ``finecast``.
         summary: Its line in ``finecast --help``.
         module: The module whose function ``run`` it is. Its options are the function's
-            parameters, as Typer reads them; its exit code is what the function returns. What
-            it has to say goes to ``say``: what code prints is taken for notes of a library.
+            parameters, as Typer reads them; its exit code is what the function returns, 0 for
+            None. What it has to say goes to ``say``, line by line, and JSON as one text: what
+            code prints is taken for notes of a library.
     """
 
     name: str
@@ -137,13 +160,41 @@ class Verb:
 class EngineEntry:
     """An engine: software that runs a model on this machine.
 
+    An engine that is installed and reads ONNX files takes part in commands that name none:
+    ``doctor --all`` probes it, ``tune`` times fp32 in it, may search in it, and tries its
+    result there. A small one::
+
+        class Toy(Engine):
+            name = "toy"
+
+            def __init__(self, device):
+                self.device = device
+
+            def load(self, model, *, profiling=False):
+                return ToySession(model)
+
+        class ToySession(Session):
+            def __init__(self, model):  # a path, or bytes
+                source = read_source(model)
+                self.inputs, self.outputs = source.inputs, source.outputs
+
+            def run(self, feeds):  # arrays by name; those of bf16 and fp8 are ml_dtypes'
+                arrays = ordered_feeds(feeds, self.inputs)  # names, types, shapes are right
+                ...
+
+    All names are ``finecast.engines``'s. ``load`` and ``run`` are enough for ``convert`` and
+    ``profile``. ``tune`` predicts by the times of kernels: where ``Session.profile`` gives
+    none it tries the lowest plans alone. Formats on codes (int8, weights of 8 or 4 bits) need
+    rows of the core (``engines/integers.py``, ``engines/usage.py``).
+
     Attributes:
-        name: What users give to ``--engine``.
+        name: What users give to ``--engine``, and ``Engine.name``.
         module: The module with the engine, and with a function ``devices`` that gives the
-            devices that it has here.
-        factory: The name of the class, or of a function, that takes a device and gives a
-            ``finecast.engines.Engine``.
-        requires: The library that it needs.
+            names of the devices that it has here, as ``("CPU",)``.
+        factory: The name of the class, or of a function, that takes the name of a device as
+            the user wrote it and gives a ``finecast.engines.Engine``, or raises an
+            ``EngineError`` for a device that it does not have.
+        requires: The module to import of the library that it needs.
         install: The command that installs that.
         device: The device by default.
         reads: The kinds of files that it loads, and of models in memory that these hold.
@@ -257,7 +308,7 @@ class Plugin:
 
     Attributes:
         name: Its name, that of its entry point.
-        summary: What it is for, in one line; ``finecast doctor`` shows it.
+        summary: What it is for, in one line; ``finecast doctor --all`` shows it.
         packages: Public modules under ``finecast``, each with the module or package that
             stands for it: ``{"finecast.compat.raf": "finecast_raf"}``.
         names: Names in modules of the core, as ``finecast.torch.compile`` or
@@ -327,10 +378,33 @@ def registered() -> Registered:
         if not isinstance(plugin, Plugin):
             failed[entry.name] = f"{entry.value} is of type {type(plugin).__name__}, no Plugin"
             continue
+        taken = _taken(plugin, loaded)
+        if taken:
+            failed[entry.name] = f"{taken} is there already"
+            continue
         loaded.append(plugin)
         of = entry.dist
         distributions[plugin.name] = "" if of is None else f"{of.name} {of.version}"
     return Registered(tuple(loaded), distributions, failed, tuple(absent))
+
+
+def _taken(plugin: Plugin, others: Sequence[Plugin]) -> str:
+    """What a plugin would add under a name that another one has; empty for nothing."""
+    for what, names_of in _NAMED.items():
+        names = {name for other in others for name in names_of(other)}
+        for name in names_of(plugin):
+            if name in names:
+                return f"{what} {name!r}"
+    return ""
+
+
+_NAMED: Final[Mapping[str, Callable[[Plugin], Iterable[str]]]] = {
+    "a plugin": lambda plugin: [plugin.name],
+    "the verb": lambda plugin: [verb.name for verb in plugin.verbs],
+    "the engine": lambda plugin: [engine.name for engine in plugin.engines],
+    "the set of rules": lambda plugin: plugin.rule_sets,
+    "the executor": lambda plugin: plugin.executors,
+}
 
 
 def plugins() -> Sequence[Plugin]:

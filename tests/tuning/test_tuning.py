@@ -618,6 +618,20 @@ def test_an_engine_that_gains_nothing(bench: Bench) -> None:
     assert outcome.evaluations == 1  # the baseline: what is not faster is not evaluated
 
 
+def test_a_plan_that_keeps_the_limit_and_gains_nothing_is_not_called_too_inaccurate(
+    bench: Bench,
+) -> None:
+    """Times vary so much that it is evaluated though it seems not to gain."""
+    rng = np.random.default_rng(1)
+    bench.engine.gain = 1.0
+    bench.engine.noise = lambda: float(np.exp(0.3 * rng.standard_normal()))
+    outcome = bench.tune(max_trials=5)
+    assert outcome.verdict is Verdict.UNCHANGED
+    assert any(trial.passed for trial in outcome.trials)
+    assert "no plan is faster here" in outcome.why
+    assert "within your limit" not in outcome.why
+
+
 def test_what_is_fast_at_first_only_is_not_returned(bench: Bench) -> None:
     """The ranking's winner turns out slower when it is timed once more."""
     calls: list[float] = []

@@ -289,7 +289,7 @@ def _app(args: Sequence[str]) -> typer.Typer:
     chosen = _verb(args)
     for name, verb in VERBS.items():
         if name == chosen:
-            run = helping(expanded(load(verb.module).run, name))
+            run = helping(expanded(load(f"{verb.module}:run"), name))
             words = _help(run.__doc__ or verb.summary)
             app.command(name, cls=PanelledCommand, help=words)(_shielded(run))
         else:

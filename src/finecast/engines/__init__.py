@@ -15,7 +15,7 @@ from finecast.engines.known import name_of as name_of
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.dry_run import CrashedError
 from finecast.naming import unknown_name
-from finecast.plugin import ONNX, PROGRAMS, SAVED_MODELS, imported_on_use
+from finecast.plugin import ONNX, PROGRAMS, SAVED_MODELS, imported_on_use, load
 
 if TYPE_CHECKING:
     # Names of this room for others, as plugins: imported on first use.
@@ -86,8 +86,13 @@ def get_engine(spec: str) -> Engine:
             f"engine {name!r} is not installed",
             fix=f"{entry.install} (installed here: {present})",
         )
-    factory = getattr(importlib.import_module(entry.module), entry.factory)
-    engine: Engine = factory(device or entry.device)
+    engine: Engine = load(f"{entry.module}:{entry.factory}")(device or entry.device)
+    if getattr(engine, "name", None) != name:
+        raise EngineError(
+            f"the engine {name!r} states the name {getattr(engine, 'name', None)!r}",
+            where=f"{entry.module}:{entry.factory}",
+            fix="`name` of its class is that of its EngineEntry",
+        )
     return engine
 
 

@@ -77,7 +77,8 @@ class SearchStep:
     Attributes:
         what: ``race`` or ``evaluation`` of a plan, or ``errors of ops``.
         plan: The name of the plan, if it is of one.
-        gain: Its expected gain, as a share of the time of the plan in use.
+        gain: The share of the time of a call that it is expected to save over the best plan so
+            far, times its chance to pass.
         chance: The probability with which it was expected to keep the criterion.
         seconds: What the measurement took.
         result: What it told.
@@ -95,7 +96,9 @@ class SearchStep:
         """The same in a line."""
         text = f"{_STEPS.get(self.what, self.what)}{self.plan and f' of {self.plan}'}: "
         if self.plan:
-            text += f"expected gain {percent(self.gain)}, chance to pass {self.chance:.0%}; "
+            text += (
+                f"expected to save {percent(self.gain)}, chance to pass {self.chance:.0%}; "
+            )
         return f"{text}took {self.seconds:.2g} s{self.result and f', {self.result}'}"
 
 

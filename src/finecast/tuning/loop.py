@@ -30,7 +30,7 @@ from finecast.tuning.findings import SearchStep
 from finecast.tuning.models import PlanModels
 from finecast.tuning.search import Candidate, undecided
 
-# The expected gain, as a share of the time of a call, for which a plan is measured.
+# The expected logarithm of a ratio of costs for which a plan is measured: .4% of a call.
 _WORTH: Final = 0.004
 # Evaluations after which the search ends where one plan passed, and where none did.
 _TRIALS: Final = 3
@@ -251,7 +251,7 @@ class Loop:
             SearchStep(
                 what=what,
                 plan=plan.name,
-                gain=gain,
+                gain=-math.expm1(-gain),  # of a logarithm, a share
                 chance=chance,
                 seconds=now_s() - start,
                 result=result,

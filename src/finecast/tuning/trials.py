@@ -242,7 +242,7 @@ class Trials:
         if self.certifier is not None and isinstance(metric, Score):
             return self.certifier.passes(metric)
         expected = self.elsewhere(metric)
-        by_luck = expected is not None and expected.loss > self._allowed
+        by_luck = expected is not None and expected.cautious > self._allowed
         return self._criterion.passes(metric, self.baseline) and not by_luck
 
     def elsewhere(self, metric: float) -> ExpectedLoss | None:

@@ -351,11 +351,12 @@ class _Tuning:
         return self._none(loop, raced=raced)
 
     def _none(self, loop: Loop, *, raced: bool) -> Result:
-        """The outcome without a plan; ``raced``: one passed, and gained too little."""
+        """The outcome without a plan; ``raced``: one gained too little in the last race."""
         models = self.models
         if models.fp32 is None:
             return self._unchanged(f"no plan tried takes at most {self._goal.size_text}")
-        if raced or not models.trials.tried:
+        kept = any(trial.passed for trial in models.trials.tried.values())
+        if raced or kept or not models.trials.tried:
             none_better = self._conclusion.none_better(models.candidates, models.fp32)
             return self._unchanged(none_better)
         why = models.trials.none_passes(len(loop.pool))
