@@ -29,6 +29,7 @@ from finecast.graph import Graph, Node
 from finecast.numbers.encodings import Dynamic, Encodings, Stored
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding
+from finecast.numbers.summation import Order
 from finecast.ops import OpKind, Tier, by_name
 from finecast.ops.patterns import (
     activation_kernels,
@@ -78,6 +79,10 @@ class Emulation:
         seed: Seed of stochastic rounding.
         encodings: If ``format`` has parameters, those of the inputs of each node that is cast,
             by its id; nodes that are not in it are not cast.
+        order: The order in which products and sums add up; None for that of the engine's
+            kernels here.
+        share: The share of orders of summation on which a plan has to keep a criterion; 0 to
+            try none, None for the default, where trying them takes little time.
     """
 
     target: Target
@@ -93,6 +98,8 @@ class Emulation:
     encodings: Mapping[int, Encodings] = field(
         default_factory=dict[int, Encodings], hash=False
     )
+    order: Order | None = None
+    share: float | None = None
 
     def conversion(
         self,
@@ -154,6 +161,10 @@ class Emulation:
         if not info.matmul_engine:
             return Format.FP32  # vector engines compute in fp32 inside
         return self.target.engine_for(info.kind).accumulation_of(fmt)
+
+    def block_of(self, node: Node, fmt: Format) -> int:
+        """The terms that one instruction of ``node`` adds up in ``fmt``; 0 if not known."""
+        return self.target.engine_for(by_name(node.op).kind).blocks.get(fmt, 0)
 
     def own_read(self, node: Node) -> Format:
         """The format to which the inputs of an fp32 op are rounded even if it is not cast.
