@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from finecast.numbers import summation
 from finecast.numbers.formats import Format
-from finecast.numbers.summation import Accumulator, Order, Scheme, orders
+from finecast.numbers.summation import Order, Scheme, Summation, orders
 
 Floats = NDArray[np.float32]
 TYPES = {Format.FP32: np.float32, Format.FP16: np.float16, Format.BF16: ml_dtypes.bfloat16}
@@ -37,8 +37,8 @@ def in_turn(terms: Sequence[float], fmt: Format) -> float:
 
 
 def as_tree(terms: Sequence[float], fmt: Format) -> float:
-    if len(terms) == 1:
-        return rounded(terms[0], fmt)
+    if len(terms) <= 2:
+        return in_turn(terms, fmt)
     half = 1
     while 2 * half < len(terms):
         half *= 2
@@ -61,8 +61,8 @@ def expected(terms: Sequence[float], order: Order, fmt: Format) -> float:
             return in_turn([terms[place] for place in places], fmt)
 
 
-def accumulator(order: Order, fmt: Format = Format.FP32) -> Accumulator:
-    return Accumulator(order=order, format=fmt, block=BLOCK)
+def accumulator(order: Order, fmt: Format = Format.FP32) -> Summation:
+    return Summation(order=order, format=fmt, block=BLOCK)
 
 
 def low(shape: tuple[int, ...], seed: int) -> Floats:
@@ -85,13 +85,33 @@ def test_products_are_those_of_loops(
 
 
 @by_order
+@pytest.mark.parametrize("by_blas", [1, 1 << 30])
 def test_products_in_tiles_are_those_of_loops(
-    order: Order, monkeypatch: pytest.MonkeyPatch
+    order: Order, by_blas: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = low((3, 5, 9), 2), low((1, 9, 7), 3)
     whole = accumulator(order).products(a, b)
     monkeypatch.setattr(summation, "_TILE", 4)
+    monkeypatch.setattr(summation, "_BY_BLAS", by_blas)
     assert np.array_equal(accumulator(order).products(a, b), whole)
+
+
+@by_order
+@pytest.mark.parametrize("what", ["digits", "tiny", "infinite"])
+def test_blas_adds_exact_products_alone(
+    order: Order, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are rounded to fp32 by numpy, and BLAS might not round them."""
+    a, b = low((2, 7, 30), 7), low((2, 30, 6), 8)
+    if what == "digits":
+        a = np.random.default_rng(9).standard_normal(a.shape).astype(np.float32)
+    elif what == "tiny":
+        a, b = a * np.float32(2**-70), b * np.float32(2**-70)
+    else:
+        a[0, 0, 3], b[0, 3] = np.inf, 0
+    apart = accumulator(order).products(a, b)
+    monkeypatch.setattr(summation, "_BY_BLAS", 1)
+    assert np.array_equal(accumulator(order).products(a, b), apart, equal_nan=True)
 
 
 @by_format
@@ -115,7 +135,7 @@ def test_a_narrow_accumulator_loses_by_its_order() -> None:
     """2048 ones: fp16 cannot add 1 to 2048, in blocks or as a tree it never has to."""
     ones = np.ones((1, 1, 4096), np.float32)
     totals = {
-        scheme: Accumulator(order=Order(scheme=scheme), format=Format.FP16, block=64)
+        scheme: Summation(order=Order(scheme=scheme), format=Format.FP16, block=64)
         .products(ones, ones.transpose(0, 2, 1))
         .item()
         for scheme in (Scheme.SEQUENTIAL, Scheme.BLOCKED, Scheme.PAIRWISE)

@@ -26,6 +26,7 @@ from finecast.devices.targets import (
 )
 from finecast.errors import UsageError
 from finecast.graph import Graph, Node
+from finecast.naming import share_of
 from finecast.numbers.encodings import Dynamic, Encodings, Stored
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding
@@ -164,7 +165,8 @@ class Emulation:
 
     def block_of(self, node: Node, fmt: Format) -> int:
         """The terms that one instruction of ``node`` adds up in ``fmt``; 0 if not known."""
-        return self.target.engine_for(by_name(node.op).kind).blocks.get(fmt, 0)
+        engine = self.target.engine_for(by_name(node.op).kind)
+        return engine.blocks.get(engine.computes_in(fmt) or fmt, 0)
 
     def own_read(self, node: Node) -> Format:
         """The format to which the inputs of an fp32 op are rounded even if it is not cast.
@@ -205,8 +207,21 @@ def check(emulation: Emulation) -> None:
         )
 
 
+def with_share(text: str) -> tuple[str, float | None]:
+    """The device and the share of orders in ``DEVICE[:SHARE]``; None for no share.
+
+    Raises:
+        UsageError: If what follows the colon is no share.
+    """
+    name, _, share = text.partition(":")
+    asked = share_of(share, where="--target", example=0.9, most=1.0) if share else None
+    return name, asked
+
+
 def explicit_casts(name: str) -> Emulation:
     """The target ``name`` as it runs a model of explicit casts: its compiler casts nothing.
+
+    ``name`` may have a share of orders, as in ``with_share``.
 
     A transpose by product is exact in fp32, but for Inf. Where products of fp32 run in another
     format, the compiler moves bytes.
@@ -214,10 +229,12 @@ def explicit_casts(name: str) -> Emulation:
     Raises:
         UsageError: If there is no such target.
     """
+    name, share = with_share(name)
     target = load_target(name)
     exact = target.engine(EngineRole.MATMUL).computes_in(Format.FP32) is Format.FP32
     by_product = exact and Relayout.MATMUL in target.relayouts
-    return Emulation(target=target, relayout=Format.FP32 if by_product else None)
+    relayout = Format.FP32 if by_product else None
+    return Emulation(target=target, relayout=relayout, share=share)
 
 
 def check_formats(emulation: Emulation, policy: Policy) -> None:

@@ -9,12 +9,12 @@ that are exact, as those of small integers, are equal in all orders.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from functools import cache, partial, reduce
 from itertools import chain, islice
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,19 @@ from finecast.numbers.formats import Format
 
 Floats: TypeAlias = NDArray[np.float32]
 
-# Elements of the results that are summed at a time: the partial sums of so many stay in a
-# processor's cache, and ten of them take little memory.
-_TILE: Final = 1 << 15
+# Elements of the results that are summed at a time, and of a row of them: the partial sums of
+# so many stay in a processor's cache, and what is added to them is read once for many rows.
+# OpenBLAS changes so many in one thread: to start others for each term would take longer.
+_TILE: Final = 1 << 13
+_WIDE: Final = 1 << 10
+# From so many elements on a call of BLAS takes less time than two of numpy's.
+_BY_BLAS: Final = 1 << 11
+# Products of numbers with 12 digits have 24, as many as fp32 has, if they are normal numbers.
+_BEYOND_12_DIGITS: Final = np.uint32(0xFFF)
+_SMALLEST_EXACT: Final = 2.0**-100
+
+# Adds the terms from one place to another to a partial sum.
+_AddProducts: TypeAlias = Callable[[NDArray[np.float32], int, int], NDArray[np.float32]]
 
 
 class Scheme(Enum):
@@ -36,7 +46,10 @@ class Scheme(Enum):
     REVERSED = "reversed"
     """One after the other, from the last to the first."""
     PAIRWISE = "pairwise"
-    """As a binary tree: the first 2^k terms, the largest such number below n, and the rest."""
+    """As a binary tree: the first 2^k terms, the largest such number below n, and the rest.
+
+    A term is added to another one as in a chain: an accumulator rounds the first of a pair.
+    """
     BLOCKED = "blocked"
     """Blocks of terms one after the other, then the blocks' sums one after the other."""
     SHUFFLED = "shuffled"
@@ -83,8 +96,8 @@ def orders(count: int, *, blocked: bool) -> tuple[Order, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accumulator:
-    """What adds up terms.
+class Summation:
+    """How terms are added up.
 
     Attributes:
         order: The order.
@@ -114,10 +127,18 @@ class Accumulator:
             return out
         left = np.ascontiguousarray(a.transpose(2, 0, 1)[places])[..., None]
         right = np.ascontiguousarray(b.transpose(1, 0, 2)[places])[:, :, None]
-        for batch, rows, columns in _tiles(*out.shape):
-            own, other = (slice(None) if one.shape[1] == 1 else batch for one in (left, right))
-            factors = zip(left[:, own, rows], right[:, other, :, columns], strict=True)
-            out[batch, rows, columns] = self._sum(factors, out[batch, rows, columns].shape)
+        exact = self.format is Format.FP32 and _are_exact(a, b)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for batch, rows, columns in _tiles(*out.shape):
+                own, other = (
+                    slice(None) if one.shape[1] == 1 else batch for one in (left, right)
+                )
+                factors = left[:, own, rows], right[:, other, :, columns]
+                shape = out[batch, rows, columns].shape
+                by_blas = exact and shape[1] * shape[2] >= _BY_BLAS
+                add_products = _add_by_blas if by_blas else self._add_products
+                add = partial(add_products, *factors)
+                out[batch, rows, columns] = self._sum(add, shape, len(places))
         return out
 
     def sums(self, terms: Floats) -> Floats:
@@ -126,41 +147,42 @@ class Accumulator:
         rows = terms.reshape(1, len(terms), math.prod(terms.shape[1:]))
         return self.products(ones, rows).reshape(terms.shape[1:])
 
-    def _sum(self, factors: Iterable[tuple[Floats, Floats]], shape: tuple[int, ...]) -> Floats:
-        """The sum of the products of each pair, which stand in their order."""
-        terms = (partial(np.multiply, *pair) for pair in factors)
-        with np.errstate(over="ignore", invalid="ignore"):
-            if self.order.scheme is Scheme.PAIRWISE:
-                return self._tree(terms, shape)
-            if self.order.scheme is not Scheme.BLOCKED:
-                return self._chain(terms, shape)
-            total = None
-            for first in terms:
-                block = chain([first], islice(terms, max(self.block, 1) - 1))
-                part = self._chain(block, shape)
-                total = part if total is None else self._add(total, part)
-            assert total is not None
-            return total
+    def _sum(self, add_products: _AddProducts, shape: tuple[int, ...], count: int) -> Floats:
+        """The sum of ``count`` terms, which ``add_products`` adds to a partial sum."""
 
-    def _chain(self, terms: Iterator[Callable[..., Floats]], shape: tuple[int, ...]) -> Floats:
-        """The sum of the terms, one after the other."""
-        buffer = np.empty(shape, np.float32)
-        total = self._rounded(next(terms)(out=np.empty(shape, np.float32)))
-        for term in terms:
-            total = self._add(total, term(out=buffer))
-        return total
+        def added(start: int, end: int) -> Floats:
+            return self._rounded(add_products(np.zeros(shape, np.float32), start, end))
 
-    def _tree(self, terms: Iterator[Callable[..., Floats]], shape: tuple[int, ...]) -> Floats:
-        """The sum of the terms as a binary tree, of which at most log2 n sums are held."""
+        match self.order.scheme:
+            case Scheme.PAIRWISE:
+                return self._tree(added, count)
+            case Scheme.BLOCKED if self.block:
+                starts = range(0, count, self.block)
+                blocks = (added(at, min(at + self.block, count)) for at in starts)
+                return reduce(self._add, blocks)
+            case _:
+                return added(0, count)
+
+    def _tree(self, added: Callable[[int, int], Floats], count: int) -> Floats:
+        """The sum as a binary tree of pairs, of which at most log2 n sums are held."""
         held: list[Floats] = []
-        for number, term in enumerate(terms):
-            part = self._rounded(term(out=np.empty(shape, np.float32)))
+        for number, start in enumerate(range(0, count, 2)):
+            part = added(start, min(start + 2, count))
             while number & 1:
                 part, number = self._add(held.pop(), part), number >> 1
             held.append(part)
         total = held.pop()
         while held:
             total = self._add(held.pop(), total)
+        return total
+
+    def _add_products(
+        self, left: Floats, right: Floats, total: Floats, start: int, end: int
+    ) -> Floats:
+        """``total`` and the products from ``start`` to ``end``, added one by one."""
+        term = np.empty_like(total)
+        for k in range(start, end):
+            total = self._add(total, np.multiply(left[k], right[k], out=term))
         return total
 
     def _add(self, total: Floats, term: Floats) -> Floats:
@@ -175,9 +197,46 @@ class Accumulator:
         return numbers.astype(self.format.dtype).astype(np.float32)
 
 
+def _are_exact(a: Floats, b: Floats) -> bool:
+    """Whether fp32 has each product of a number of ``a`` and one of ``b``.
+
+    Then a fused multiply-add, which BLAS may use, gives what a product and a sum give.
+    """
+    least = 1.0
+    for numbers in (np.ascontiguousarray(a), np.ascontiguousarray(b)):
+        if (numbers.view(np.uint32) & _BEYOND_12_DIGITS).any():
+            return False
+        if not np.isfinite(numbers).all():  # BLAS skips products by 0, which may be NaN
+            return False
+        sizes = np.abs(numbers)
+        least *= float(np.min(sizes, where=sizes > 0, initial=np.inf))
+    return least >= _SMALLEST_EXACT
+
+
+def _add_by_blas(left: Floats, right: Floats, total: Floats, start: int, end: int) -> Floats:
+    """``total`` and exact products, added one by one: each is one update of rank 1."""
+    add_product = _rank_1_update()
+    for i, part in enumerate(total):
+        columns = left[:, i if left.shape[1] > 1 else 0, :, 0]
+        rows = right[:, i if right.shape[1] > 1 else 0, 0]
+        sums = part.T  # which BLAS changes in place, as its columns lie one after the other
+        for k in range(start, end):
+            add_product(1.0, rows[k], columns[k], a=sums, overwrite_a=1)
+    return total
+
+
+@cache
+def _rank_1_update() -> Callable[..., Any]:
+    """BLAS's ``sger``; scipy takes long to import for what does not add up."""
+    from scipy.linalg import get_blas_funcs
+
+    update: Any = get_blas_funcs("ger", dtype=np.float32)
+    return update
+
+
 def _tiles(batch: int, rows: int, columns: int) -> Iterator[tuple[slice, slice, slice]]:
     """Parts of a batch, of rows and of columns, of at most ``_TILE`` elements each."""
-    wide = min(columns, _TILE)
+    wide = min(columns, _WIDE, _TILE)
     high = min(rows, max(1, _TILE // wide))
     deep = max(1, _TILE // (wide * high))
     for first in range(0, batch, deep):

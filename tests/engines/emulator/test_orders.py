@@ -15,9 +15,7 @@ from onnx import helper, numpy_helper, parser
 
 from finecast.devices.emulation import Emulation, explicit_casts
 from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
-from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
-from finecast.numbers.formats import Format
 from finecast.numbers.summation import Order, Scheme, orders
 from finecast.rules.policy import Scope
 
@@ -38,7 +36,7 @@ net (float[N, 4, 7, 6] x) => (float[N, 3] y, float[N, 6] m)
     k = MatMul(t, u)
     y = Add(k, e)
 }"""
-SHAPES = {"w": (6, 2, 3, 2), "b": (6,), "v": (5, 6), "d": (5,), "u": (5, 3), "e": (3,)}
+SHAPES = {"w": (6, 2, 3, 4), "b": (6,), "v": (5, 6), "d": (5,), "u": (5, 3), "e": (3,)}
 
 
 def low(x: Floats, to: type = ml_dtypes.bfloat16) -> Floats:
@@ -87,12 +85,12 @@ def total(terms: list[np.float32], order: Order) -> np.float32:
 
 def convolved(x: Floats, w: Floats, order: Order) -> Floats:
     x = np.pad(x, [(0, 0), (0, 0), (1, 1), (0, 2)])
-    out = np.empty((len(x), 6, 4, 6), F32)
+    out = np.empty((len(x), 6, 4, 2), F32)
     for n, o, i, j in np.ndindex(out.shape):
         first = 0 if o < 3 else 2
         terms = [
             F32(x[n, first + c, 2 * i + p, j + 2 * q] * w[o, c, p, q])
-            for c, p, q in product(range(2), range(3), range(2))
+            for c, p, q in product(range(2), range(3), range(4))
         ]
         out[n, o, i, j] = total(terms, order)
     return out
@@ -123,7 +121,7 @@ def test_a_net_is_that_of_loops(net: Path, weights: dict[str, Floats], order: Or
         convolved(low(x), low(weights["w"]), order) + weights["b"][:, None, None], 0
     )
     s = summed(r, order)
-    assert np.array_equal(got["m"], s / F32(24))
+    assert np.array_equal(got["m"], s / F32(8))
     h = F32(0.5) * multiplied(low(s), low(weights["v"]).T, order) + weights["d"]
     # The engine's own Tanh, of the same numbers.
     tanh = helper.make_model(

@@ -64,11 +64,15 @@ class SwitchedWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulated:
-    """The instrumented model; ``conditions[k]`` are the bits of element k of its switch."""
+    """The instrumented model; ``conditions[k]`` are the bits of element k of its switch.
+
+    ``summed`` is the number of ops that add up in a chosen order.
+    """
 
     model: Any
     conditions: tuple[frozenset[Bit], ...]
     weights: tuple[SwitchedWeight, ...] = ()
+    summed: int = 0
 
     def feeds(self, setting: Setting) -> dict[str, NDArray[np.generic]]:
         """Arrays for the switch and the constants that are inputs, under a setting."""
@@ -125,12 +129,12 @@ class _Builder:
                 self._round_constant(node, index)
             self._round_numbers(node)
             self._spoil_infinities(node)
-        for node in graph.float_nodes:
-            self._sum_in_order(node)
+        summed = sum(map(self._sum_in_order, graph.float_nodes))
         return Emulated(
             model=self.model.finish(len(self.conditions)),
             conditions=tuple(self.conditions),
             weights=tuple(self.weights),
+            summed=summed,
         )
 
     def _chosen(self, bits: frozenset[Bit], on: Any, off: Any) -> Any:
@@ -207,13 +211,14 @@ class _Builder:
         self.weights.append(SwitchedWeight(name=key, exact=exact, rounded=rounded, bits=bits))
         return self.model.add_input(key, exact.shape)
 
-    def _sum_in_order(self, node: Node) -> None:
-        """Have numpy add up what ``node`` sums, in the order asked for."""
+    def _sum_in_order(self, node: Node) -> bool:
+        """Have numpy add up what ``node`` sums, in the order asked for, if it can."""
         if self.summing is None or self.fixed is None:
-            return
+            return False
         summed = self.roundings.summed_op(node, self.fixed, self.summing)
         if summed is not None:
             self.model.compute(node.id, summed)
+        return summed is not None
 
     def _spoil_infinities(self, node: Node) -> None:
         """Have a transpose by product turn vectors with Inf to NaN, or clamp the Inf.
@@ -254,7 +259,6 @@ def check_emulation(emulation: Emulation, library: str) -> None:
         "stochastic rounding": emulation.rounding is not Rounding.NEAREST_EVEN,
         "accumulation in the format itself": not emulation.mixed_accumulation,
         "norms that round before scale and shift": emulation.rounds_normalized,
-        "an order of summation": emulation.order is not None,
     }
     for what, asked in refused.items():
         if asked:
@@ -305,6 +309,7 @@ class EmulatorSession(EmulatedSession):
         if self._emulated is None or not fits:
             self._emulated = self._built()
             self._session = _loaded(self._emulated.model)
+            self.summed = self._emulated.summed
             # A joined model has a switch of its own, which its caller feeds.
             own = {SWITCH} if self._emulated.conditions else set[str]()
             fed = {OFFSET, *own, *(w.name for w in self._emulated.weights)}
@@ -328,6 +333,12 @@ class EmulatorSession(EmulatedSession):
             formats=self.formats,
         )
         order = self.emulation.order
+        if order is not None and not model.computes:
+            raise UsageError(
+                f"orders of summation are not emulated for {model.library} models",
+                where=f"--target {self.emulation.target.name}",
+                fix="name the device without a share, or give the model as ONNX",
+            )
         self._summing = None if order is None else Summing(order=order)
         fixed = None if self.switched else self.setting
         return emulated(model, roundings, fixed, self._summing)

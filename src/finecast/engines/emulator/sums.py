@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from finecast.graph import Attribute, Node
 from finecast.numbers.formats import Format
-from finecast.numbers.summation import Accumulator, Floats, Order
+from finecast.numbers.summation import Floats, Order, Summation
 
 Arrays: TypeAlias = Sequence[NDArray[Any] | None]
 Attributes: TypeAlias = Mapping[str, Any]
-_Summed: TypeAlias = Callable[[Accumulator, Attributes, Arrays], Floats]
+_Summed: TypeAlias = Callable[[Summation, Attributes, Arrays], Floats]
 
 # Elements of a convolution's operand that are written out at a time, one for each term.
 _WRITTEN_OUT: Final = 1 << 22
@@ -55,9 +55,7 @@ class SummedOp:
 
     def __call__(self, *arrays: NDArray[Any] | None) -> Floats:
         """The op's result."""
-        accumulator = Accumulator(
-            order=self.summing.order, format=self.format, block=self.block
-        )
+        accumulator = Summation(order=self.summing.order, format=self.format, block=self.block)
         return _SUMMED[self.op](accumulator, self.attributes, arrays)
 
 
@@ -72,27 +70,27 @@ def is_summed(node: Node) -> bool:
     return node.op in _SUMMED and plain and pooled and inside
 
 
-def _matmul(by: Accumulator, attributes: Attributes, arrays: Arrays) -> Floats:
+def _matmul(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
     del attributes
     a, b = _floats(arrays[:2])
     return _product(by, a, b)
 
 
-def _linear(by: Accumulator, attributes: Attributes, arrays: Arrays) -> Floats:
+def _linear(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
     del attributes
     x, weight, *bias = _floats(arrays)
     total = _product(by, x, weight.T)
     return total + bias[0] if bias else total
 
 
-def _gemm(by: Accumulator, attributes: Attributes, arrays: Arrays) -> Floats:
+def _gemm(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
     a, b, *bias = _floats(arrays)
     a = a.T if attributes.get("transA", 0) else a
     b = b.T if attributes.get("transB", 0) else b
     return _affine(_product(by, a, b), attributes, bias)
 
 
-def _addmm(by: Accumulator, attributes: Attributes, arrays: Arrays) -> Floats:
+def _addmm(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
     bias, a, b = _floats(arrays)
     return _affine(_product(by, a, b), attributes, [bias])
 
@@ -105,7 +103,7 @@ def _affine(total: Floats, attributes: Attributes, bias: Sequence[Floats]) -> Fl
     return total + (bias[0] if beta == 1 else beta * bias[0])
 
 
-def _product(by: Accumulator, a: Floats, b: Floats) -> Floats:
+def _product(by: Summation, a: Floats, b: Floats) -> Floats:
     """``a @ b`` as numpy broadcasts it."""
     left, right = (a[None] if a.ndim == 1 else a), (b[:, None] if b.ndim == 1 else b)
     batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
@@ -119,7 +117,7 @@ def _product(by: Accumulator, a: Floats, b: Floats) -> Floats:
     return total.reshape(*batch, *(shape[n] for n in kept))
 
 
-def _conv(by: Accumulator, attributes: Attributes, arrays: Arrays) -> Floats:
+def _conv(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
     x, weight, *bias = _floats(arrays)
     rank = weight.ndim - 2
     x = x if x.ndim == weight.ndim else x[None]  # PyTorch's takes one sample, too
@@ -155,23 +153,23 @@ def _conv(by: Accumulator, attributes: Attributes, arrays: Arrays) -> Floats:
     return out + bias[0].reshape(-1, *[1] * rank) if bias else out
 
 
-def _reduce_sum(by: Accumulator, attributes: Attributes, arrays: Arrays) -> Floats:
+def _reduce_sum(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
     return _reduced(by, attributes, arrays)[0]
 
 
-def _reduce_mean(by: Accumulator, attributes: Attributes, arrays: Arrays) -> Floats:
+def _reduce_mean(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
     total, count = _reduced(by, attributes, arrays)
     return total / np.float32(count)
 
 
-def _average(by: Accumulator, attributes: Attributes, arrays: Arrays) -> Floats:
+def _average(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
     """The mean over all axes but those of samples and channels, which stay."""
     del attributes
     (x,) = _floats(arrays)
     return _reduce_mean(by, {"axes": tuple(range(2, x.ndim)), "keepdims": 1}, [x])
 
 
-def _reduced(by: Accumulator, attributes: Attributes, arrays: Arrays) -> tuple[Floats, int]:
+def _reduced(by: Summation, attributes: Attributes, arrays: Arrays) -> tuple[Floats, int]:
     """Sums over axes, and how many terms each has."""
     (x,) = _floats(arrays[:1])
     torch = "dim" in attributes or "keepdim" in attributes
