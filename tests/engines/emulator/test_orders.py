@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper, parser
 
 from finecast.devices.emulation import Emulation, explicit_casts
-from finecast.engines.emulator import EmulatorEngine, prepare, setting_of
+from finecast.engines.emulator import (
+    EmulatorEngine,
+    EmulatorSession,
+    exact_session,
+    prepare,
+    setting_of,
+)
 from finecast.frontends import onnx as frontend
 from finecast.numbers.summation import Order, Scheme, orders
 from finecast.rules.policy import Scope
@@ -58,7 +64,7 @@ def net(tmp_path: Path, weights: dict[str, Floats]) -> Path:
     return path
 
 
-def session(model: Path, how: Emulation):
+def session(model: Path, how: Emulation) -> EmulatorSession:
     prepared = prepare(frontend.load(model), how)
     fixed = setting_of(prepared.graph, how)
     return EmulatorEngine(emulation=how).session(prepared, fixed=fixed)
@@ -131,13 +137,7 @@ def test_a_net_is_that_of_loops(net: Path, weights: dict[str, Floats], order: Or
     )
     path = net.with_name("tanh.onnx")
     onnx.save(tanh, path)
-    (t,) = frontend_run(path, h)
+    (t,) = exact_session(path).run({"h": h}).values()
     assert np.array_equal(
-        got["y"], multiplied(low(t), low(weights["u"]), order) + weights["e"]
+        got["y"], multiplied(low(np.asarray(t)), low(weights["u"]), order) + weights["e"]
     )
-
-
-def frontend_run(path: Path, h: Floats) -> list[Floats]:
-    from finecast.engines.emulator import exact_session
-
-    return [np.asarray(a, F32) for a in exact_session(path).run({"h": h}).values()]
