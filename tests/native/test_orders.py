@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 import finecast
+from finecast.api.requests import device_for
 from finecast.cli import main
 from finecast.devices.choice import CastRequest, choose
 from finecast.devices.emulation import explicit_casts, setting_of
@@ -22,7 +23,7 @@ from finecast.native.orders import InOrder, OrderSpread
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.numbers.summation import Order, Scheme, Summation, orders
-from finecast.rules.policy import Scope
+from finecast.rules.policy import Policy, Scope
 from tests.frontends.tools import parse, tensor
 
 TERMS = 4096
@@ -204,6 +205,8 @@ def test_a_share_is_read_with_the_device() -> None:
     assert emulation is not None
     assert emulation.share == 0.95
     assert explicit_casts("sm90").share is None
+    with pytest.raises(UsageError, match="no orders of summation are tried here"):
+        device_for(Policy(), "sm90:0.9")
     for wrong in ("sm90:2", "sm90:many"):
         with pytest.raises(UsageError, match="is no share"):
             CastRequest(target=wrong)

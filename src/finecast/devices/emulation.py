@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NoReturn
 
 from finecast.calls import checks
 from finecast.devices.targets import (
@@ -216,6 +216,16 @@ def with_share(text: str) -> tuple[str, float | None]:
     name, _, share = text.partition(":")
     asked = share_of(share, where="--target", example=0.9, most=1.0) if share else None
     return name, asked
+
+
+def refuse_share(target: str) -> NoReturn:
+    """Raise UsageError for a share of orders where none are tried."""
+    name, _, share = target.partition(":")
+    raise UsageError(
+        f"no orders of summation are tried here, of which a share could be {share}",
+        where=f"--target {target}",
+        fix=f"give --target {name}; emulate and tune take a share",
+    )
 
 
 def explicit_casts(name: str) -> Emulation:

@@ -139,5 +139,5 @@ def test_a_net_is_that_of_loops(net: Path, weights: dict[str, Floats], order: Or
     onnx.save(tanh, path)
     (t,) = exact_session(path).run({"h": h}).values()
     assert np.array_equal(
-        got["y"], multiplied(low(np.asarray(t)), low(weights["u"]), order) + weights["e"]
+        got["y"], multiplied(low(np.asarray(t, F32)), low(weights["u"]), order) + weights["e"]
     )
