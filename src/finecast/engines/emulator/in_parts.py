@@ -7,7 +7,7 @@ from typing import Any, Final, final
 
 from finecast.engines.base import Array, Feeds, Session, calls_of, feeds_for, joined
 from finecast.engines.loading import exact_session
-from finecast.frontends.onnx.parts import Computed, ModelInParts, ModelStep
+from finecast.frontends.onnx.parts import Computed, ModelInParts, RunStep
 
 _ABSENT: Final = ""
 """The name of an input that a node does not have."""
@@ -33,7 +33,7 @@ class PartsSession(Session):
         del whole
         steps = model.steps()
         self._constants = model.constants([n for step in steps for n in step.reads])
-        self._steps: Sequence[tuple[ModelStep, Session | Computed]] = [
+        self._steps: Sequence[tuple[RunStep, Session | Computed]] = [
             (step, step.run if callable(step.run) else exact_session(step.run))
             for step in steps
         ]

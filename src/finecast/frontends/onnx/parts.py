@@ -22,7 +22,7 @@ Computed: TypeAlias = Callable[..., NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStep:
+class RunStep:
     """A part of a model, or a function in place of a node.
 
     Attributes:
@@ -56,7 +56,7 @@ class ModelInParts:
         tensors = ((name, held[name].const_value) for name in names if name in held)
         return {name: tensor.numpy() for name, tensor in tensors if tensor is not None}
 
-    def steps(self) -> list[ModelStep]:
+    def steps(self) -> list[RunStep]:
         """What is run, in order.
 
         Law: each node is in one step, after all that it reads; the steps are as few as the
@@ -77,7 +77,7 @@ class ModelInParts:
             groups += [[node] for node in functions[level]]
         return [*self._steps(groups)]
 
-    def _steps(self, groups: Sequence[Sequence[ir.Node]]) -> Iterator[ModelStep]:
+    def _steps(self, groups: Sequence[Sequence[ir.Node]]) -> Iterator[RunStep]:
         outputs = set(self.model.graph.outputs)
         home = {
             value: k for k, nodes in enumerate(groups) for n in nodes for value in n.outputs
@@ -94,13 +94,13 @@ class ModelInParts:
             if function is not None:
                 given = tuple(_name(value) for value in nodes[0].inputs)
                 shown = nodes[0].outputs
-                yield ModelStep(
+                yield RunStep(
                     reads=given, gives=_names(shown), last=_names(last), run=function
                 )
                 continue
             made = [v for node in nodes for v in node.outputs]
             shown = [v for v in made if until.get(v, k) > k or v in outputs]
-            yield ModelStep(
+            yield RunStep(
                 reads=_names(outer),
                 gives=_names(shown),
                 last=_names(last),
