@@ -91,8 +91,8 @@ def test_products_in_tiles_are_those_of_loops(
 ) -> None:
     a, b = low((3, 5, 9), 2), low((1, 9, 7), 3)
     whole = accumulator(order).products(a, b)
-    monkeypatch.setattr(summation, "_TILE", 4)
-    monkeypatch.setattr(summation, "_BY_BLAS", by_blas)
+    for name, size in {"_TILE": 4, "_BY_BLAS": by_blas, "_HELD": 60}.items():
+        monkeypatch.setattr(summation, name, size)
     assert np.array_equal(accumulator(order).products(a, b), whole)
 
 

@@ -28,6 +28,8 @@ Floats: TypeAlias = NDArray[np.float32]
 # OpenBLAS changes so many in one thread: to start others for each term would take longer.
 _TILE: Final = 1 << 13
 _WIDE: Final = 1 << 10
+# Elements of an operand that are put into the order of the terms at a time, in a copy.
+_HELD: Final = 1 << 22
 # From so many elements on a call of BLAS takes less time than two of numpy's.
 _BY_BLAS: Final = 1 << 11
 # Products of numbers with 12 digits have 24, as many as fp32 has, if they are normal numbers.
@@ -122,9 +124,15 @@ class Summation:
         if a.shape[1] > b.shape[2]:  # numpy's inner loops run along the last axis
             return self.products(b.transpose(0, 2, 1), a.transpose(0, 2, 1)).transpose(0, 2, 1)
         out = np.zeros((max(len(a), len(b)), a.shape[1], b.shape[2]), np.float32)
+        if out.size and a.shape[2]:
+            for rows in _pieces(a.shape[1], len(a) * a.shape[2]):
+                for columns in _pieces(b.shape[2], len(b) * b.shape[1]):
+                    self._multiply(a[:, rows], b[:, :, columns], out[:, rows, columns])
+        return out
+
+    def _multiply(self, a: Floats, b: Floats, out: Floats) -> None:
+        """Compute the matrix products into ``out``."""
         places = self.order.places(a.shape[2])
-        if not (out.size and places.size):
-            return out
         left = np.ascontiguousarray(a.transpose(2, 0, 1)[places])[..., None]
         right = np.ascontiguousarray(b.transpose(1, 0, 2)[places])[:, :, None]
         exact = self.format is Format.FP32 and _are_exact(a, b)
@@ -139,7 +147,6 @@ class Summation:
                 add_products = _add_by_blas if by_blas else self._add_products
                 add = partial(add_products, *factors)
                 out[batch, rows, columns] = self._sum(add, shape, len(places))
-        return out
 
     def sums(self, terms: Floats) -> Floats:
         """The sums of ``terms`` along the first axis."""
@@ -232,6 +239,12 @@ def _rank_1_update() -> Callable[..., Any]:
 
     update: Any = get_blas_funcs("ger", dtype=np.float32)
     return update
+
+
+def _pieces(count: int, size: int) -> Iterator[slice]:
+    """Parts of ``count`` rows of ``size`` elements each, of which copies may be held."""
+    some = max(1, _HELD // size)
+    return (slice(first, first + some) for first in range(0, count, some))
 
 
 def _tiles(batch: int, rows: int, columns: int) -> Iterator[tuple[slice, slice, slice]]:
