@@ -102,6 +102,7 @@ def test_a_plan_is_taken_if_it_keeps_the_limit_in_enough_orders(
         assert result.orders.kept == 1
         assert "1 of 10 keep your limit (10% asked for)" in str(result)
         assert result.to_dict()["orders"]["share"] == 0.1
+        assert result.report().content["result"]["orders"]["kept"] == 1
     else:
         assert not result.orders.runs
         assert "orders of summation" not in str(result)
