@@ -30,7 +30,7 @@ TRIED: Final = 10
 SHARE: Final = 0.9
 """The share of orders on which a plan has to keep the criterion where none is asked for."""
 # Terms that are added in all orders where nobody asked for it: 1e9 to 4e9 take a second.
-_UNASKED: Final = 1e10
+_UNASKED: Final = 4e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
