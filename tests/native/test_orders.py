@@ -118,6 +118,22 @@ def test_the_command_line_tells_the_interval(
     assert (told["share"], told["metric"], told["kept"]) == (0.8, [0.5, 1], 10)
 
 
+def test_weights_may_lie_in_a_file_of_their_own(deep: Path, data: Path) -> None:
+    """Others than those of products, too, which the parts of the model read."""
+    model = onnx.load(deep)
+    model.graph.node[0].output[0] = "p"
+    model.graph.node.add(op_type="Add", input=["p", "b"], output=["y"])
+    model.graph.initializer.append(tensor("b", np.zeros((1, 64), np.float32)))
+    models = [deep.with_name(name) for name in ("whole.onnx", "apart.onnx")]
+    onnx.save(model, models[0])
+    apart: dict[str, Any] = {"location": "apart.bin", "size_threshold": 0}
+    onnx.save(model, models[1], save_as_external_data=True, **apart)
+    given: dict[str, Any] = {"policy": "matmult:fp16", "data": data, "metric": "top1"}
+    whole, other = (finecast.emulate(m, "neoverse-v1", **given).orders for m in models)
+    assert whole.runs == other.runs
+    assert len(whole.runs) == native_orders.TRIED
+
+
 def test_what_would_take_long_is_tried_if_it_is_asked_for(
     deep: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

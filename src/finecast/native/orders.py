@@ -16,8 +16,8 @@ from typing import Any, Final
 from finecast.data.workload import Workload, sample_count
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import EmulatedSession, Session
+from finecast.engines.emulator.session import UnorderedError
 from finecast.engines.exact import Exact
-from finecast.errors import UsageError
 from finecast.graph import Graph
 from finecast.naming import number_of, percent, percents
 from finecast.numbers.summation import Order, orders
@@ -156,7 +156,7 @@ class OrderTrials:
             keeps: Whether a metric keeps the criterion.
 
         Raises:
-            UsageError: If a share is asked for, and no order can be chosen for the model.
+            UnorderedError: If a share is asked for, and no order can be chosen for the model.
         """
         share = SHARE if emulation.share is None else emulation.share
         if not share:
@@ -168,7 +168,7 @@ class OrderTrials:
             return OrderSpread(share=share, why=why)
         try:
             built = session(replace(emulation, order=tried[0]))
-        except UsageError as error:
+        except UnorderedError as error:
             if emulation.share is not None:
                 raise
             return OrderSpread(share=share, why=error.what)

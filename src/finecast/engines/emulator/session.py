@@ -269,6 +269,10 @@ def check_emulation(emulation: Emulation, library: str) -> None:
             )
 
 
+class UnorderedError(UsageError):
+    """No order of summation can be chosen for models of a library."""
+
+
 @final
 @dataclass(slots=True, kw_only=True)
 class EmulatorSession(EmulatedSession):
@@ -334,7 +338,7 @@ class EmulatorSession(EmulatedSession):
         )
         order = self.emulation.order
         if order is not None and not model.computes:
-            raise UsageError(
+            raise UnorderedError(
                 f"orders of summation are not emulated for {model.library} models",
                 where=f"--target {self.emulation.target.name}",
                 fix="name the device without a share, or give the model as ONNX",

@@ -114,16 +114,15 @@ class ModelInParts:
         gives: Sequence[ir.Value],
         every: Mapping[ir.Value, object],
     ) -> ir.Model:
-        """The nodes as a model by themselves, with the constants that they read."""
-        constants = {v: v.const_value for v in _constants(self.model) if v in every}
+        """The nodes as a model by themselves, which shares the constants that they read."""
+        constants = {_name(v): v.const_value for v in _constants(self.model) if v in every}
         graph = onnx.GraphProto(
             name=self.model.graph.name or "part",
             node=[ir.serde.serialize_node(node) for node in nodes],
-            input=[_port(value) for value in reads],
+            input=[_port(v) for v in (*reads, *(v for v in every if _name(v) in constants))],
             output=[_port(value) for value in gives],
-            initializer=[ir.serde.serialize_tensor(t) for t in constants.values() if t],
         )
-        model = onnx.ModelProto(
+        proto = onnx.ModelProto(
             ir_version=self.model.ir_version or onnx.IR_VERSION,
             graph=graph,
             opset_import=[
@@ -132,7 +131,15 @@ class ModelInParts:
             ],
             functions=[ir.serde.serialize_function(f) for f in self.model.functions.values()],
         )
-        return ir.from_proto(model)
+        model = ir.from_proto(proto)
+        inputs = model.graph.inputs
+        for value in [v for v in inputs if v.name in constants]:
+            inputs.remove(value)
+            tensor = value.const_value = constants[_name(value)]
+            if tensor is not None:
+                value.type = ir.TensorType(tensor.dtype)
+            model.graph.register_initializer(value)
+        return model
 
 
 def _reads(node: ir.Node) -> Iterator[ir.Value]:
