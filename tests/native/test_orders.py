@@ -164,6 +164,18 @@ def test_users_functions_are_asked_if_it_is_asked_for(deep: Path, data: Path) ->
     assert finecast.emulate(deep, "neoverse-v1:1", **given).orders.metric == (0.5, 1)
 
 
+def test_where_no_order_can_be_chosen_none_is_tried(deep: Path, data: Path) -> None:
+    model = onnx.load(deep)
+    model.graph.node[0].op_type = "Einsum"
+    model.graph.node[0].attribute.add(name="equation", s=b"nk,km->nm", type=3)
+    onnx.save(model, deep)
+    given: dict[str, Any] = {"policy": "matmult:fp16", "data": data, "metric": "top1"}
+    spread = finecast.emulate(deep, "neoverse-v1:1", **given).orders
+    assert (spread.runs, spread.sums, spread.others) == ((), 0, 1)
+    assert "of none of the ops that sum" in spread.why
+    assert spread.holds
+
+
 def test_openvino_keeps_its_order(deep: Path, data: Path, tmp_path: Path) -> None:
     openvino = pytest.importorskip("openvino")
     net = tmp_path / "deep.xml"

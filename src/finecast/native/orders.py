@@ -172,13 +172,16 @@ class OrderTrials:
             if emulation.share is not None:
                 raise
             return OrderSpread(share=share, why=error.what)
+        every = sum(by_name(node.op).accumulates for node in self.graph.float_nodes)
+        if not built.summed:
+            none = "of none of the ops that sum can the order be chosen, or they are exact"
+            return OrderSpread(share=share, others=every, why=none if every else "")
         runs: list[InOrder] = []
         for number, order in enumerate(tried):
             self.progress("orders of summation", number, len(tried))
             error = self.exact.error(built.in_order(order))
             metric = self.workload.evaluate(built.in_order(order), self.reference)
             runs.append(InOrder(order=order, metric=metric, error=error, keeps=keeps(metric)))
-        every = sum(by_name(node.op).accumulates for node in self.graph.float_nodes)
         return OrderSpread(
             runs=tuple(runs),
             share=share,
