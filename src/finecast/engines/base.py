@@ -305,6 +305,10 @@ def joined_arrays(arrays: Sequence[Array]) -> Array:
     return np.concatenate(arrays, axis=unlike[0] if unlike else 0)
 
 
+class UnorderedError(UsageError):
+    """No order of summation can be chosen for models of a library."""
+
+
 class EmulatedSession(Session):
     """A model as a device computes it; ``apply`` changes which nodes are cast.
 

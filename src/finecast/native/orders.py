@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from finecast.data.workload import Workload, sample_count
 from finecast.devices.emulation import Emulation
-from finecast.engines.base import EmulatedSession, Session
-from finecast.engines.emulator.session import UnorderedError
+from finecast.engines.base import EmulatedSession, Session, UnorderedError
 from finecast.engines.exact import Exact
 from finecast.graph import Graph
 from finecast.naming import number_of, percent, percents

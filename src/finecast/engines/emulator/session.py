@@ -29,7 +29,15 @@ from finecast.devices.emulation import (
     kernel_numbers,
     setting_of_plan,
 )
-from finecast.engines.base import Array, EmulatedSession, Feeds, Session, each_call, feeds_for
+from finecast.engines.base import (
+    Array,
+    EmulatedSession,
+    Feeds,
+    Session,
+    UnorderedError,
+    each_call,
+    feeds_for,
+)
 from finecast.engines.emulator.in_parts import PartsSession
 from finecast.engines.emulator.roundings import GraphRoundings, RoundedViews, RoundTo
 from finecast.engines.emulator.sums import Summing
@@ -267,10 +275,6 @@ def check_emulation(emulation: Emulation, library: str) -> None:
                 where=f"--target {emulation.target.name}",
                 fix="leave that option out, or give the model as ONNX",
             )
-
-
-class UnorderedError(UsageError):
-    """No order of summation can be chosen for models of a library."""
 
 
 @final
