@@ -38,6 +38,12 @@ def target(request: pytest.FixtureRequest) -> Target:
     return load_target(str(request.param))
 
 
+def test_blocks_are_those_of_formats_with_products(target: Target) -> None:
+    for spec in target.engines.values():
+        assert spec.blocks.keys() <= spec.rates_tflops.keys()
+        assert all(length & (length - 1) == 0 for length in spec.blocks.values())
+
+
 def test_all_targets_are_there() -> None:
     assert set(list_targets()) == EXPECTED
 

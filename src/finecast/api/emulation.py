@@ -32,7 +32,8 @@ def emulate(
 
     Args:
         model: The model, or its path.
-        target: The device, by name (``finecast targets``) or with options.
+        target: The device, by name (``finecast targets``) or with options. ``"h100:90%"``
+            tries orders of summation however long it takes, ``"h100:0"`` none.
         policy: What its compiler casts: a scope and one format, such as ``all:bf16``. It is
             for a device by name; one with options has its own.
         data: The data, as for ``tune``.

@@ -9,7 +9,13 @@ from typing import Any
 from finecast.arguments import group_of
 from finecast.data.criterion import Criterion
 from finecast.data.options import Data, DataOptions
-from finecast.devices.emulation import Emulation, check, check_formats, explicit_casts
+from finecast.devices.emulation import (
+    Emulation,
+    check,
+    check_formats,
+    explicit_casts,
+    refuse_share,
+)
 from finecast.errors import UsageError
 from finecast.native.model import RunOptions
 from finecast.rules.policy import Policy, Scope
@@ -37,6 +43,8 @@ def device_of(target: Emulation | str | None) -> Emulation | None:
 
 def device_for(policy: Policy, target: Emulation | str | None) -> Emulation | None:
     """The device; UsageError if it does not compute in a format of ``policy``."""
+    if isinstance(target, str) and ":" in target:
+        refuse_share(target)
     device = device_of(target)
     if device is not None:
         check_formats(device, policy)

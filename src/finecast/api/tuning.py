@@ -93,7 +93,8 @@ def tune(
         goal: The accuracy to keep, the objective and the budget.
         engine: ``NAME[:DEVICE]``; by default the one in which the fp32 model, or what the
             engine makes of it by its own hint, is fastest.
-        target: A device that is not here: accuracy is emulated and times are modelled.
+        target: A device that is not here: accuracy is emulated and times are modelled. With
+            ``"h100:90%"`` the accuracy has to be kept in 90% of the orders of summation.
         progress: As for ``convert``.
         options: Single options by name. Of the data (``DataOptions``): ``metric``,
             ``labels``, ``evaluate``, ``calib``, ``batch``, ``of``. Of the accuracy

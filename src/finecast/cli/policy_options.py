@@ -12,6 +12,7 @@ import typer
 
 from finecast.cli.groups import FromPlugins, Only
 from finecast.devices.choice import CastChoice, CastOptions, CastRequest
+from finecast.devices.emulation import refuse_share
 from finecast.naming import Option, default_of, options_of
 from finecast.native.model import RunOptions
 from finecast.rules.policy import Policy
@@ -134,18 +135,41 @@ def user_rules(rules: RunOptions) -> dict[str, UserRule]:
     return rules_by_label
 
 
+def _without_share(target: str | None) -> str | None:
+    """``target``, which has no share of orders: verbs that try none refuse one."""
+    if target is not None and ":" in target:
+        refuse_share(target)
+    return target
+
+
+_ORDERS = (
+    " With :SHARE, as h100:90%, orders of summation are tried however long it takes{}; :0"
+    " tries none."
+)
 Target = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
         help="Plan for a device that is not here, as h100 or trn1 (see finecast targets)."
         " Accuracy is emulated, times are modelled.",
+        callback=_without_share,
+    ),
+]
+TunedFor = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[:SHARE]",
+        help="Plan for a device that is not here, as h100 or trn1 (see finecast targets)."
+        " Accuracy is emulated, times are modelled."
+        + _ORDERS.format(", and a plan has to keep the limit in that share of them"),
     ),
 ]
 NeededTarget = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="A device: finecast targets. Needed, here or by the environment."
+        metavar="NAME[:SHARE]",
+        help="A device: finecast targets. Needed, here or by the environment."
+        + _ORDERS.format(""),
     ),
 ]
 

@@ -58,6 +58,7 @@ def _engine(spec: EngineSpec) -> dict[str, Any]:
         "accumulates_in": spec.accumulates_in.label,
         "accumulation": {f.label: a.label for f, a in spec.accumulation.items()},
         "flushes_subnormals": sorted(f.label for f in spec.flushes_subnormals),
+        "blocks": {f.label: length for f, length in spec.blocks.items()},
     }
 
 
@@ -86,7 +87,7 @@ def _print_one(target: Target) -> None:
     table = new_table(
         f"{target.name}: {target.description}, {target.unit}",
         ("engine", "format", "computes in", "sums in", "subnormals"),
-        ("TFLOPS",),
+        ("in blocks\nof terms", "TFLOPS"),
     )
     for role, spec in target.engines.items():
         for fmt in (*spec.rates_tflops, *spec.runs_as):
@@ -98,6 +99,7 @@ def _print_one(target: Target) -> None:
                 real.label if real else "",
                 spec.accumulation_of(fmt).label,
                 "zero" if real in spec.flushes_subnormals else "kept",
+                str(spec.blocks.get(real or fmt, "")),
                 f"{spec.rate_tflops(fmt):g}",
             )
     flags = {

@@ -25,7 +25,7 @@ from finecast.cli.policy_options import (
     Casting,
     OfDevice,
     Rules,
-    Target,
+    TunedFor,
     narrowed,
     rule_files,
     user_rules,
@@ -86,7 +86,7 @@ def run(
     device: OfDevice,
     request: Records,
     execution: Annotated[Execution, Only("executor")],
-    target: Target = None,
+    target: TunedFor = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> int:

@@ -19,6 +19,7 @@ from finecast.devices.emulation import (
     check_formats,
     explicit_casts,
     having,
+    with_share,
 )
 from finecast.devices.targets import target_named
 from finecast.errors import UsageError
@@ -48,6 +49,8 @@ _NOTE_ON_BLOCKS: Final = (
 class CastRequest:
     """What is cast, in a user's words, and the device; None where nothing was said.
 
+    ``share`` is what ``target`` states behind the name of the device.
+
     Law: words that differ only in case or in blanks around them are equal; none is empty.
 
     Raises:
@@ -57,6 +60,7 @@ class CastRequest:
     auto_cast: str | None = None
     auto_cast_type: str | None = None
     target: str | None = None
+    share: float | None = None
 
     def __post_init__(self) -> None:
         """Normalize words to the spelling of the tables that they are looked up in."""
@@ -66,7 +70,9 @@ class CastRequest:
                 word = stated(value, "--" + name.replace("_", "-"))
                 object.__setattr__(self, name, word)
         if self.target is not None:
-            object.__setattr__(self, "target", target_named(self.target))
+            name, share = with_share(self.target)
+            object.__setattr__(self, "target", target_named(name))
+            object.__setattr__(self, "share", self.share if share is None else share)
 
     @property
     def labels(self) -> list[str]:
@@ -121,6 +127,13 @@ def choose(request: CastRequest, options: Sequence[CastOptions] = ()) -> CastCho
     Raises:
         UsageError: If the target lacks the format, or no ONNX type can state it.
     """
+    choice = _chosen(request, options)
+    if request.share is None or choice.emulation is None:
+        return choice
+    return replace(choice, emulation=replace(choice.emulation, share=request.share))
+
+
+def _chosen(request: CastRequest, options: Sequence[CastOptions]) -> CastChoice:
     for group in options:
         choice = group.choice(request)
         if choice is not None:
@@ -130,7 +143,7 @@ def choose(request: CastRequest, options: Sequence[CastOptions] = ()) -> CastCho
     base = explicit_casts(request.target)
     if request.auto_cast is None or request.chooses_by_op:
         return planned(request, base)
-    emulation, label, _ = emulated(request)
+    emulation, label, _ = _emulated(request)
     policy = Policy(scope=emulation.scope, formats=stated_formats(request, request.target))
     check_formats(emulation, policy)
     nothing = emulation.scope is Scope.NONE
@@ -154,6 +167,13 @@ def emulated(
     Raises:
         UsageError: If no device is named, there are several formats, or it lacks them.
     """
+    emulation, label, notes = _emulated(request, options)
+    return replace(emulation, share=request.share), label, notes
+
+
+def _emulated(
+    request: CastRequest, options: Sequence[CastOptions] = ()
+) -> tuple[Emulation, str, tuple[str, ...]]:
     for group in options:
         emulation = group.emulation(request)
         if emulation is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NoReturn
 
 from finecast.calls import checks
 from finecast.devices.targets import (
@@ -26,9 +26,11 @@ from finecast.devices.targets import (
 )
 from finecast.errors import UsageError
 from finecast.graph import Graph, Node
+from finecast.naming import share_of
 from finecast.numbers.encodings import Dynamic, Encodings, Stored
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounder, Rounding
+from finecast.numbers.summation import Order
 from finecast.ops import OpKind, Tier, by_name
 from finecast.ops.patterns import (
     activation_kernels,
@@ -78,6 +80,10 @@ class Emulation:
         seed: Seed of stochastic rounding.
         encodings: If ``format`` has parameters, those of the inputs of each node that is cast,
             by its id; nodes that are not in it are not cast.
+        order: The order in which products and sums add up; None for that of the engine's
+            kernels here.
+        share: The share of orders of summation on which a plan has to keep a criterion; 0 to
+            try none, None for the default, where trying them takes little time.
     """
 
     target: Target
@@ -93,6 +99,8 @@ class Emulation:
     encodings: Mapping[int, Encodings] = field(
         default_factory=dict[int, Encodings], hash=False
     )
+    order: Order | None = None
+    share: float | None = None
 
     def conversion(
         self,
@@ -155,6 +163,11 @@ class Emulation:
             return Format.FP32  # vector engines compute in fp32 inside
         return self.target.engine_for(info.kind).accumulation_of(fmt)
 
+    def block_of(self, node: Node, fmt: Format) -> int:
+        """The terms that one instruction of ``node`` adds up in ``fmt``; 0 if not known."""
+        engine = self.target.engine_for(by_name(node.op).kind)
+        return engine.blocks.get(engine.computes_in(fmt) or fmt, 0)
+
     def own_read(self, node: Node) -> Format:
         """The format to which the inputs of an fp32 op are rounded even if it is not cast.
 
@@ -194,8 +207,31 @@ def check(emulation: Emulation) -> None:
         )
 
 
+def with_share(text: str) -> tuple[str, float | None]:
+    """The device and the share of orders in ``DEVICE[:SHARE]``; None for no share.
+
+    Raises:
+        UsageError: If what follows the colon is no share.
+    """
+    name, _, share = text.partition(":")
+    asked = share_of(share, where="--target", example=0.9, most=1.0) if share else None
+    return name, asked
+
+
+def refuse_share(target: str) -> NoReturn:
+    """Raise UsageError for a share of orders where none are tried."""
+    name, _, share = target.partition(":")
+    raise UsageError(
+        f"no orders of summation are tried here, of which a share could be {share}",
+        where=f"--target {target}",
+        fix=f"give --target {name}; emulate and tune take a share",
+    )
+
+
 def explicit_casts(name: str) -> Emulation:
     """The target ``name`` as it runs a model of explicit casts: its compiler casts nothing.
+
+    ``name`` may have a share of orders, as in ``with_share``.
 
     A transpose by product is exact in fp32, but for Inf. Where products of fp32 run in another
     format, the compiler moves bytes.
@@ -203,10 +239,12 @@ def explicit_casts(name: str) -> Emulation:
     Raises:
         UsageError: If there is no such target.
     """
+    name, share = with_share(name)
     target = load_target(name)
     exact = target.engine(EngineRole.MATMUL).computes_in(Format.FP32) is Format.FP32
     by_product = exact and Relayout.MATMUL in target.relayouts
-    return Emulation(target=target, relayout=Format.FP32 if by_product else None)
+    relayout = Format.FP32 if by_product else None
+    return Emulation(target=target, relayout=relayout, share=share)
 
 
 def check_formats(emulation: Emulation, policy: Policy) -> None:

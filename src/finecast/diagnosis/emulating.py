@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from finecast.graph import Graph, Node, Value
 from finecast.naming import number_of, percent
 from finecast.native.device import DeviceModel
 from finecast.native.model import OpenedModel
+from finecast.native.orders import OrderSpread, OrderTrials
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import OpKind, by_name
@@ -55,6 +56,7 @@ class EmulationReport(Report):
         target: The device's name.
         options: The compiler's options, spelled out.
         metric_name: The name of the metric.
+        orders: Metric and error over orders of summation.
         warnings: Why the metric says little on the data.
     """
 
@@ -72,6 +74,7 @@ class EmulationReport(Report):
     options: str = ""
     metric_name: str = ""
     warnings: tuple[str, ...] = ()
+    orders: OrderSpread = field(default_factory=OrderSpread)
 
     @property
     def lines(self) -> list[str]:
@@ -96,7 +99,9 @@ class EmulationReport(Report):
             )
         on = number_of(self.samples, "sample")
         error = f"{self.error_figure} on {on} {percent(self.error)}"
-        return (metrics, f"{error}; {number_of(self.cast_ops, 'op')} cast")
+        spread = self.orders.text(self.metric_name, self.error_figure, judged=False)
+        cast = f"{error}; {number_of(self.cast_ops, 'op')} cast"
+        return (metrics, cast, *filter(None, (spread,)))
 
     @property
     def tables(self) -> Sequence[TextTable]:
@@ -139,6 +144,7 @@ class EmulationReport(Report):
             "left_out": list(self.left_out),
             "outputs": by_output(self.metric),
             "cast_ops": self.cast_ops,
+            "orders": self.orders.to_dict(),
             "seconds": self.seconds,
             "ops": [
                 {
@@ -194,6 +200,7 @@ def emulate(
         dict.fromkeys(device.exact.told, 0.0),
         list[Contribution](),
     )
+    spread = OrderSpread()
     if not device.computes_fp32(emulation, setting):
         progress("emulated", 0, 1)
         metric = workload.evaluate(device.session(emulation, setting), reference)
@@ -208,6 +215,15 @@ def emulate(
             device.facts,
             progress=progress,
         )
+        trials = OrderTrials(
+            graph=device.graph,
+            shapes={i: f.shape for i, f in device.facts.items()},
+            workload=workload,
+            reference=reference,
+            exact=device.exact,
+            progress=progress,
+        )
+        spread = trials.spread(lambda how: device.session(how, setting), emulation)
     return EmulationReport(
         baseline=baseline,
         reference=model.reference_name(device.graph),
@@ -218,6 +234,7 @@ def emulate(
         samples=sample_count(device.exact.calls),
         cast_ops=len(setting.reads),
         contributions=tuple(op_contributions),
+        orders=spread,
         seconds=time.perf_counter() - start,
     )
 

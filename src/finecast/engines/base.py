@@ -17,6 +17,7 @@ from finecast.errors import EngineError, UsageError
 from finecast.graph import Node
 from finecast.naming import kind_of
 from finecast.numbers.formats import FLOATS, Format
+from finecast.numbers.summation import Order
 from finecast.numbers.thresholds import PROBED_GAIN
 from finecast.planning.detections import JoinedOutput
 from finecast.planning.free_rows import FreeOutput
@@ -304,13 +305,21 @@ def joined_arrays(arrays: Sequence[Array]) -> Array:
     return np.concatenate(arrays, axis=unlike[0] if unlike else 0)
 
 
+class UnorderedError(UsageError):
+    """No order of summation can be chosen for models of a library."""
+
+
 class EmulatedSession(Session):
     """A model as a device computes it; ``apply`` changes which nodes are cast.
 
     Law: with stochastic rounding, draws depend on the index of the sample since ``apply`` or
     ``restart``, not on how samples were split into batches. The time that emulation takes says
     nothing of the device: there is no profile.
+
+    ``summed`` is the number of ops that add up in the order that the emulation states.
     """
+
+    summed: int = 0
 
     @abstractmethod
     def apply(self, setting: Setting) -> EmulatedSession:
@@ -319,6 +328,10 @@ class EmulatedSession(Session):
     def restart(self) -> EmulatedSession:
         """The next sample is the first of the stream."""
         return self
+
+    def in_order(self, order: Order) -> EmulatedSession:
+        """Add up in another order from now on; the emulation has to state one already."""
+        raise NotImplementedError
 
 
 class Streams(Protocol):

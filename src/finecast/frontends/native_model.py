@@ -59,12 +59,14 @@ class NativeModel(ABC):
         states: Formats that models of this kind can state.
         emulates_all: Whether copies round as any device does: at random, too, and after each
             step of an op.
+        computes: Whether a function can compute a node in place of the library.
         graph: The graph of the model before anything was changed.
     """
 
     library: ClassVar[str]
     states: ClassVar[Collection[Format]]
     emulates_all: ClassVar[bool] = False
+    computes: ClassVar[bool] = False
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -119,6 +121,14 @@ class NativeModel(ABC):
     def round_numbers(self, node: int, how: Rounder) -> None:
         """Round operands of a node that are its own numbers, and no values of the graph."""
         del node, how
+
+    def compute(self, node: int, function: Callable[..., Any]) -> None:
+        """Have ``function`` compute the one result of a node from what the node reads.
+
+        It is given an array for each input, None for an absent one. No other change is to
+        follow.
+        """
+        raise NotImplementedError
 
     # What edits of a plan need; a conversion notes these changes in the model.
 

@@ -7,7 +7,7 @@ on the device itself.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from finecast.measure.racing import Effort, Race
 from finecast.native.device import DeviceModel, Program
 from finecast.native.engine_subject import EngineExamined, EngineSubject
 from finecast.native.observing import observe, unseen
+from finecast.native.orders import OrderSpread, OrderTrials
 from finecast.native.roundings import Times
 from finecast.native.source import AS_IT_IS, Source
 from finecast.native.subject import Built, UserRules
@@ -119,6 +120,26 @@ class EmulatedSubject(EngineSubject):
         """A plan's model as the device would run it."""
         program = self._device.program
         return program.plan_session(built.plan, self.emulation).restart()
+
+    def spread(
+        self,
+        plan: Plan,
+        workload: Workload,
+        keeps: Callable[[float], bool],
+        progress: Progress,
+    ) -> OrderSpread:
+        """Metric and error over orders of summation, as the device may have any of them."""
+        program, device = self._device.program, self._device
+        trials = OrderTrials(
+            graph=device.graph,
+            shapes={i: f.shape for i, f in device.facts.items()},
+            workload=workload,
+            reference=self.truth or self.reference,
+            exact=device.exact,
+            progress=progress,
+        )
+        session = partial(program.plan_session, plan)
+        return trials.spread(session, self.emulation, keeps)
 
     def tried(self, built: Built) -> Session:
         """The same: nothing is compiled, and no engine can crash."""

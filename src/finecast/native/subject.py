@@ -7,7 +7,7 @@ what differs from the defaults here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,7 @@ from finecast.engines.probe import Speed
 from finecast.errors import EngineError, Unfit, UsageError
 from finecast.measure.racing import Effort, Race
 from finecast.measure.study import Study
+from finecast.native.orders import OrderSpread
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -341,6 +342,21 @@ class Subject(ABC):
     def exact(self, workload: Workload, calls: Sequence[Feeds]) -> Exact:
         """The fp32 model's outputs on ``calls``, those that ``workload`` names."""
         return Exact.of(self.reference, calls, workload.of, workload.slices)
+
+    def spread(
+        self,
+        plan: Plan,
+        workload: Workload,
+        keeps: Callable[[float], bool],
+        progress: Progress,
+    ) -> OrderSpread:
+        """Metric and error of a plan's model over orders of summation.
+
+        ``keeps`` says whether a metric keeps the criterion. Here none is tried: the engine has
+        the order that it will have.
+        """
+        del plan, workload, keeps, progress
+        return OrderSpread()
 
     def made_from(self, origin: Origin) -> Built:
         """The model of an origin, as another process of the same subject made it there.

@@ -28,6 +28,7 @@ from finecast.measure.racing import ANCHOR, Effort, Interval, Race
 from finecast.naming import number_of
 from finecast.native.gains import Gain
 from finecast.native.model import OpenedModel
+from finecast.native.orders import OrderSpread
 from finecast.native.subject import Built, Hinted, Subject
 from finecast.numbers.formats import Format
 from finecast.planning.contributions import Contributions, confirmed, in_fp32
@@ -139,6 +140,7 @@ class Conclusion:
             left_out=exact.left_out,
             gains=gains,
             certificate=self.trials.certificates.get(name),
+            orders=self.trials.spreads.get(name, OrderSpread()),
             elsewhere=self.trials.elsewhere(self.trials.metric(found.plan)),
             warnings=warnings,
             speedup=speed.median,

@@ -25,6 +25,7 @@ from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.engine_times import EngineTime
 from finecast.native.gains import Gain
 from finecast.native.opening import engine_of
+from finecast.native.orders import OrderSpread
 from finecast.native.subject import Built
 from finecast.planning.contributions import Contributions
 from finecast.planning.kept_products import KeptProducts
@@ -169,6 +170,7 @@ class Result(Report):
         certificate: The bound on the loss of accuracy, where a confidence was asked for.
         elsewhere: What is expected to be lost on other data of the same kind, where the
             margins of decisions tell it.
+        orders: Metric and error over orders of summation, on a device that is emulated.
         evaluations: Evaluations on all data in this run.
         phases: The seconds of each phase of ``tune``, the longest first; they add up to
             ``seconds``.
@@ -230,6 +232,7 @@ class Result(Report):
     trials: tuple[Trial, ...] = ()
     certificate: Certificate | None = None
     elsewhere: ExpectedLoss | None = None
+    orders: OrderSpread = field(default_factory=OrderSpread)
     evaluations: int = 0
     phases: Mapping[str, float] = field(default_factory=dict[str, float])
     probes: int = 0
@@ -521,6 +524,7 @@ class Result(Report):
             "reused_trials": self.reused,
             "certificate": None if self.certificate is None else self.certificate.to_dict(),
             "elsewhere": None if self.elsewhere is None else asdict(self.elsewhere),
+            "orders": self.orders.to_dict() if self.target else None,
             "probes": self.probes,
             "reused_sensitivities": list(self.reused_sensitivities),
             "phases_s": dict(self.phases),

@@ -196,6 +196,8 @@ def notes(result: Result) -> list[str]:
         lines.append(f"certified: {result.certificate}")
     elif result.elsewhere is not None:
         lines.append(_elsewhere(result, result.elsewhere))
+    spread = result.orders.text(result.metric, result.error_figure, judged=True)
+    lines += [spread] if spread else []
     lines += Contributions.of(result.plan).lines if result.improved else []
     lines += _kept(result)
     products = result.kept_products

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from finecast.data.metrics import ExpectedLoss, Score, expected_loss, losses_at
 from finecast.data.workload import Workload, nonfinite_data
 from finecast.errors import ModelError, UsageError
 from finecast.measure.study import Study, Trial, TrialKey
+from finecast.naming import number_of
+from finecast.native.orders import OrderSpread
 from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.progress import Notice, Progress
@@ -62,6 +64,9 @@ class Trials:
         reused: Digests of plans whose trial was taken from an earlier run.
         evaluations: Number of evaluations on all data in this run.
         lost: Of each evaluation that ended its process, what was lost.
+        spread_of: Gives metric and error of a plan over orders of summation, of which enough
+            have to keep the criterion; None where the order is known.
+        spreads: Those of the plans that keep it in the engine's order here, by digest.
     """
 
     model: str
@@ -78,6 +83,8 @@ class Trials:
     reused: set[str] = field(default_factory=set[str])
     evaluations: int = 1
     lost: list[str] = field(default_factory=list[str])
+    spread_of: SpreadOf | None = None
+    spreads: dict[str, OrderSpread] = field(default_factory=dict[str, OrderSpread])
     _metrics: dict[str, float] = field(init=False, default_factory=dict[str, float])
     _resume: bool = field(init=False)
     _judged_by: str = field(init=False)
@@ -324,7 +331,7 @@ class Trials:
 
     def none_passes(self, proposed: int) -> str:
         """Text: why none of ``proposed`` plans was found to pass."""
-        return none_passes(
+        why = none_passes(
             len(self.tried),
             proposed,
             self._criterion.target(self._guiding(self.baseline)),
@@ -333,6 +340,12 @@ class Trials:
             spent=self._spent,
             resumable=self.study is not None,
         )
+        missed = [one for one in self.spreads.values() if not one.holds]
+        if not missed:
+            return why
+        most = max(missed, key=lambda one: one.kept)
+        counts = f"at most {most.kept} of {len(most.runs)} orders of summation"
+        return f"{why}; of {number_of(len(missed), 'plan')} within it here {counts} keep it"
 
     def _key(self, candidate: Candidate) -> TrialKey:
         return TrialKey(
@@ -378,12 +391,23 @@ class Trials:
         self.progress(Notice(text), len(self.tried), len(self.tried))
         return math.nan
 
+    def _holds(self, plan: Plan) -> bool:
+        """Whether a plan keeps the criterion in enough orders of summation."""
+        if self.spread_of is None:
+            return True
+        if plan.digest not in self.spreads:
+            self.spreads[plan.digest] = self.spread_of(plan, self.passing)
+        return self.spreads[plan.digest].holds
+
     def _judge(self, candidate: Candidate, trial: Trial) -> bool:
-        passed = self.passing(trial.metric)
+        passed = self.passing(trial.metric) and self._holds(candidate.plan)
         self.tried[candidate.plan.digest] = replace(trial, passed=passed)
         self.errors[candidate.plan.digest] = candidate.error
         self.progress("evaluation", len(self.tried), len(self.tried))
         return passed
+
+
+SpreadOf: TypeAlias = Callable[[Plan, Callable[[float], bool]], OrderSpread]
 
 
 def _ascending(metric: float, higher_is_better: bool) -> float:

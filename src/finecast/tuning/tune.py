@@ -21,6 +21,7 @@ from finecast.engines.probe import drop_slow_formats
 from finecast.errors import EngineError, Unfit, WrongNumbersError
 from finecast.graph import Node
 from finecast.measure.timing import now_s, pass_over
+from finecast.native.orders import OrderSpread
 from finecast.native.subject import Built, Examined, Hinted, Subject, UserRules
 from finecast.numbers.formats import Format
 from finecast.numbers.thresholds import MODELLED_GAIN, SAME_TIME
@@ -168,6 +169,10 @@ def tune(
     bound = SizeBound.of(goal, subject.model.size_bytes, examined.planner.graph)
     if bound is not None and bound.excludes_fp32 and goal.min_speedup == MIN_SPEEDUP:
         goal = replace(goal, min_speedup=ANY_SPEEDUP)
+
+    def spread_of(plan: Plan, keeps: Callable[[float], bool]) -> OrderSpread:
+        return subject.spread(plan, workload, keeps, progress)
+
     trials = Trials(
         model=subject.model.digest,
         workload=workload,
@@ -177,6 +182,7 @@ def tune(
         study=subject.study,
         progress=progress,
         budget=Budget(goal=goal),
+        spread_of=spread_of if subject.target else None,
     )
     models = PlanModels(
         subject=subject,

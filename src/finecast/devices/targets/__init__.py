@@ -55,6 +55,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         accumulation: Exceptions to ``accumulates_in``, by input format.
         flushes_subnormals: Formats whose arithmetic takes subnormal inputs as zero, and gives
             zero for subnormal results.
+        blocks: By input format, the terms that one instruction adds up before their sum is
+            added to the accumulator; a format that is not in it has no documented length.
     """
 
     rates_tflops: Annotated[Mapping[Format, Positive], msgspec.Meta(min_length=1)]
@@ -62,6 +64,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     accumulates_in: Format = Format.FP32
     accumulation: Mapping[Format, Format] = msgspec.field(default_factory=dict[Format, Format])
     flushes_subnormals: frozenset[Format] = frozenset()
+    blocks: Mapping[Format, Annotated[int, msgspec.Meta(gt=1)]] = msgspec.field(
+        default_factory=dict[Format, int]
+    )
 
     def __post_init__(self) -> None:
         """Raise ValueError for a format that runs as none with a rate, or has one itself."""

@@ -27,6 +27,7 @@ from finecast.devices.emulation import (
     is_parameter,
     is_relayout,
 )
+from finecast.engines.emulator.sums import SummedOp, Summing, is_summed
 from finecast.graph import PHI, Graph, Node, Value
 from finecast.graph.structure import READS_SHAPE_ONLY
 from finecast.numbers.encodings import Dynamic, Stored
@@ -196,6 +197,27 @@ class GraphRoundings:
         if flush or kept is not Format.FP32:
             roundings[RoundTo(kept, flush)] = bit
         return roundings
+
+    def summed_op(self, node: Node, setting: Setting, summing: Summing) -> SummedOp | None:
+        """``node`` as a function that adds up in an order; None if it keeps the engine's.
+
+        Integer codes are summed exactly, so that no order matters.
+        """
+        if not is_summed(node):
+            return None
+        ports, stated = self.ports.get(node.id), self.stated(node)
+        cast = ports is not None and setting.on(frozenset({(READ, node.id)}))
+        read = ports.read if ports is not None and cast else self.emulation.own_read(node)
+        read = stated or read
+        if read.runs_on_codes:
+            return None
+        return SummedOp(
+            summing=summing,
+            op=node.op,
+            attributes=node.attributes,
+            format=self.emulation.sums_in(node, read),
+            block=self.emulation.block_of(node, read),
+        )
 
     def _moved_from(self, node: Node) -> Value | None:
         """The one value that ``node`` only moves, if rounding commutes with it; else None."""

@@ -29,14 +29,26 @@ from finecast.devices.emulation import (
     kernel_numbers,
     setting_of_plan,
 )
-from finecast.engines.base import Array, EmulatedSession, Feeds, Session, each_call, feeds_for
+from finecast.engines.base import (
+    Array,
+    EmulatedSession,
+    Feeds,
+    Session,
+    UnorderedError,
+    each_call,
+    feeds_for,
+)
+from finecast.engines.emulator.in_parts import PartsSession
 from finecast.engines.emulator.roundings import GraphRoundings, RoundedViews, RoundTo
+from finecast.engines.emulator.sums import Summing
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
 from finecast.frontends.native_model import OFFSET, NativeModel, uses_of
+from finecast.frontends.onnx.parts import ModelInParts
 from finecast.graph import Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounding, convert
+from finecast.numbers.summation import Order
 from finecast.planning.edits import Use
 from finecast.planning.plan import Plan
 from finecast.planning.points import SWITCH
@@ -60,11 +72,15 @@ class SwitchedWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulated:
-    """The instrumented model; ``conditions[k]`` are the bits of element k of its switch."""
+    """The instrumented model; ``conditions[k]`` are the bits of element k of its switch.
+
+    ``summed`` is the number of ops that add up in a chosen order.
+    """
 
     model: Any
     conditions: tuple[frozenset[Bit], ...]
     weights: tuple[SwitchedWeight, ...] = ()
+    summed: int = 0
 
     def feeds(self, setting: Setting) -> dict[str, NDArray[np.generic]]:
         """Arrays for the switch and the constants that are inputs, under a setting."""
@@ -81,7 +97,10 @@ class Emulated:
 
 
 def emulated(
-    model: NativeModel, roundings: GraphRoundings, fixed: Setting | None = None
+    model: NativeModel,
+    roundings: GraphRoundings,
+    fixed: Setting | None = None,
+    summing: Summing | None = None,
 ) -> Emulated:
     """Instrument ``model``, a copy that is changed.
 
@@ -90,8 +109,10 @@ def emulated(
         roundings: What the device rounds. The scope of its emulation does not count: the
             setting says what is cast.
         fixed: Build for this setting alone, without a switch.
+        summing: For a fixed setting, the order in which ops add up, which may change later;
+            None for that of the engine.
     """
-    return _Builder(model, roundings, fixed).build()
+    return _Builder(model, roundings, fixed, summing).build()
 
 
 @dataclass(slots=True)
@@ -99,6 +120,7 @@ class _Builder:
     model: NativeModel
     roundings: GraphRoundings
     fixed: Setting | None
+    summing: Summing | None = None
     conditions: dict[frozenset[Bit], int] = field(default_factory=dict[frozenset[Bit], int])
     weights: list[SwitchedWeight] = field(default_factory=list[SwitchedWeight])
     constants: dict[tuple[object, ...], Any] = field(
@@ -115,10 +137,12 @@ class _Builder:
                 self._round_constant(node, index)
             self._round_numbers(node)
             self._spoil_infinities(node)
+        summed = sum(map(self._sum_in_order, graph.float_nodes))
         return Emulated(
             model=self.model.finish(len(self.conditions)),
             conditions=tuple(self.conditions),
             weights=tuple(self.weights),
+            summed=summed,
         )
 
     def _chosen(self, bits: frozenset[Bit], on: Any, off: Any) -> Any:
@@ -194,6 +218,15 @@ class _Builder:
         key = f"{name}_fed_{len(self.weights)}"
         self.weights.append(SwitchedWeight(name=key, exact=exact, rounded=rounded, bits=bits))
         return self.model.add_input(key, exact.shape)
+
+    def _sum_in_order(self, node: Node) -> bool:
+        """Have numpy add up what ``node`` sums, in the order asked for, if it can."""
+        if self.summing is None or self.fixed is None:
+            return False
+        summed = self.roundings.summed_op(node, self.fixed, self.summing)
+        if summed is not None:
+            self.model.compute(node.id, summed)
+        return summed is not None
 
     def _spoil_infinities(self, node: Node) -> None:
         """Have a transpose by product turn vectors with Inf to NaN, or clamp the Inf.
@@ -271,6 +304,7 @@ class EmulatorSession(EmulatedSession):
     _session: Session = field(init=False)
     _own: Mapping[str, Array] = field(init=False)
     _seen: int = field(default=0, init=False)
+    _summing: Summing | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Build the model for the setting."""
@@ -282,7 +316,8 @@ class EmulatorSession(EmulatedSession):
         self.setting = setting
         if self._emulated is None or not fits:
             self._emulated = self._built()
-            self._session = exact_session(self._emulated.model)
+            self._session = _loaded(self._emulated.model)
+            self.summed = self._emulated.summed
             # A joined model has a switch of its own, which its caller feeds.
             own = {SWITCH} if self._emulated.conditions else set[str]()
             fed = {OFFSET, *own, *(w.name for w in self._emulated.weights)}
@@ -305,7 +340,22 @@ class EmulatorSession(EmulatedSession):
             low=self.low,
             formats=self.formats,
         )
-        return emulated(model, roundings, None if self.switched else self.setting)
+        order = self.emulation.order
+        if order is not None and not model.computes:
+            raise UnorderedError(
+                f"orders of summation are not emulated for {model.library} models",
+                where=f"--target {self.emulation.target.name}",
+                fix="name the device without a share, or give the model as ONNX",
+            )
+        self._summing = None if order is None else Summing(order=order)
+        fixed = None if self.switched else self.setting
+        return emulated(model, roundings, fixed, self._summing)
+
+    def in_order(self, order: Order) -> EmulatorSession:
+        """Add up in another order from now on; the emulation has to state one already."""
+        assert self._summing is not None
+        self._summing.order = order
+        return self.restart()
 
     def restart(self) -> EmulatorSession:
         """The next sample is the first of the stream."""
@@ -336,6 +386,10 @@ class EmulatorSession(EmulatedSession):
     def step(self, feeds: Feeds) -> dict[str, Array]:
         """Run one batch on the state that the step before left."""
         return self._session.step(self._fed(feeds))
+
+
+def _loaded(model: Any) -> Session:
+    return PartsSession(model) if isinstance(model, ModelInParts) else exact_session(model)
 
 
 def plan_session(

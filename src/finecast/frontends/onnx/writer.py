@@ -31,6 +31,7 @@ from finecast.frontends.onnx.editor import (
     place_after,
     place_first,
 )
+from finecast.frontends.onnx.parts import Computed, ModelInParts
 from finecast.frontends.onnx.reader import SCALAR_NAMES, OnnxBinding
 from finecast.frontends.onnx.statements import KINDS, STATEMENTS, Maker, rounding
 from finecast.frontends.onnx.types import bodies
@@ -121,6 +122,7 @@ class EditedModel(NativeModel):
     library: ClassVar[str] = "ONNX"
     states: ClassVar[Collection[Format]] = STATEMENTS.keys()
     emulates_all: ClassVar[bool] = True
+    computes: ClassVar[bool] = True
 
     def __init__(self, graph: Graph, binding: OnnxBinding, *, emulates: bool = False) -> None:
         """Roundings are those of conversions; if it ``emulates``, those of a device."""
@@ -142,6 +144,7 @@ class EditedModel(NativeModel):
         self._gathers: list[ir.Node] = []
         self._unsorted = False  # whether nodes stand before what they read
         self._prologue: list[ir.Node] = []
+        self._functions: dict[ir.Node, Computed] = {}
 
     # What is read, and by whom.
 
@@ -380,10 +383,8 @@ class EditedModel(NativeModel):
         self._main.extend(nodes)
         self._unsorted = True
 
-    def finish(
-        self, switches: int = 0, outputs: Mapping[str, ir.Value] | None = None
-    ) -> ir.Model:
-        """The model itself, with what was made."""
+    def finish(self, switches: int = 0, outputs: Mapping[str, ir.Value] | None = None) -> Any:
+        """The model itself, with what was made; in parts if functions compute some nodes."""
         if switches:
             self.switch_in(0).shape = ir.Shape([switches])
         place_first([*self._gathers, *self._prologue], self._main)
@@ -394,7 +395,15 @@ class EditedModel(NativeModel):
                 value.name = name
         if self._unsorted:
             self._main.sort()
-        return self.binding.model
+        model = self.binding.model
+        functions = self._functions
+        return ModelInParts(model=model, functions=functions) if functions else model
+
+    def compute(self, node: int, function: Computed) -> None:
+        """Have ``function`` compute the node's result, outside of the engine."""
+        native = self.binding.nodes[node]
+        assert native is not None
+        self._functions[native] = function
 
     # Edits, which are noted in the model.
 

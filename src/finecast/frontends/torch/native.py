@@ -11,6 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, ClassVar, Final, final
 
@@ -140,6 +141,7 @@ class TorchNative(NativeModel):
     library: ClassVar[str] = "PyTorch"
     states: ClassVar[Collection[Format]] = (Format.BF16, Format.FP16, *CODES)
     emulates_all: ClassVar[bool] = True
+    computes: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -398,6 +400,12 @@ class TorchNative(NativeModel):
             return self.call(_rounded, (off,), {**on.kwargs, **options})
         return self.call(_selected, (on, off), options)
 
+    def compute(self, node: int, function: Callable[..., Any]) -> None:
+        """Have the node call ``function`` with the arrays of its tensors."""
+        native = self.binding.nodes[node]
+        native.args, native.kwargs = tuple(tensor_inputs(native)), {}
+        native.target = partial(_computed, function)
+
     def retyped(self, tensor: FxNode, was: Format, to: Format) -> FxNode:
         """The node that casts a tensor."""
         del was
@@ -509,6 +517,14 @@ def _selected(
 ) -> torch.Tensor:
     """The first tensor if an element of a switch is on, else the second."""
     return on if switch[element] else off
+
+
+def _computed(
+    function: Callable[..., NDArray[np.float32]], *tensors: torch.Tensor
+) -> torch.Tensor:
+    """What a function of arrays gives, as a tensor."""
+    numbers = function(*(tensor.detach().cpu().numpy() for tensor in tensors))
+    return torch.from_numpy(np.ascontiguousarray(numbers)).to(tensors[0].device)
 
 
 # The ops that emulated devices need: ``engines/emulator/session.py`` has the infinities of
