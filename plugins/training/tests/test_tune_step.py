@@ -285,6 +285,21 @@ def test_a_compiled_plan_that_is_worse_than_autocast_is_not_taken(tuned: Tuned) 
     assert why.endswith("gradient of first.weight (20% of its elements)")
 
 
+def test_an_autocast_that_is_compiled_wrongly_is_no_measure(tuned: Tuned) -> None:
+    """Compiled autocast gave gradients of a U-Net that were off by two thirds, and won."""
+    search = searched(tuned[1], "time", 10**9)
+    autocast = search.autocast
+    assert autocast.compiled is not None
+    lost = GradientDeviation(error=0.7, angle=0.2, vanished=0.3, nonfinite=0.0)
+    samples = [{"first.weight": lost}] * len(autocast.compiled.gradients.error)
+    autocast.compiled = replace(autocast.compiled, gradients=StepFigures.of(samples))
+    autocast.seconds = 1e-9
+    best = search.best()
+    assert best is not autocast
+    assert autocast.why.startswith("worse than torch.autocast: gradients: error")
+    assert best.exactness.error < 1.1 * autocast.exactness.error
+
+
 def test_where_low_formats_gain_nothing_the_step_stays_in_fp32(tuned: Tuned) -> None:
     search = searched(tuned[1], "time", None)
     search.fp32.seconds, search.fp32.memory_bytes = 0.1, search.autocast.memory_bytes

@@ -18,6 +18,7 @@ import finecast.torch
 from finecast import Plan, Policy, Scope
 from finecast.errors import UsageError
 from finecast.measure import Effort, Race
+from finecast.naming import percent
 from finecast.planning import (
     Analysis,
     Planner,
@@ -52,6 +53,11 @@ _MORE: Final = 1.3
 _COMPILED: Final = 4
 _EXACT: Final = 2
 _LARGEST_SCALE: Final = 2.0**16
+# A compiled step whose gradients are off by more than so many times as much as those of the
+# same step op by op, and by more than fp32's roundings, is computed wrongly: kernels that fuse
+# ops round less.
+_WRONG: Final = 2.0
+_ROUNDED: Final = 1e-4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -326,6 +332,12 @@ class StepSearch:
                 where="model",
                 fix="make torch.compile(model) work first",
             ) from error
+        if self._most is not self.autocast.compiled:
+            compiled, eager = (percent(error) for error in self._autocasts_errors)
+            self.notes.append(
+                f"compiled torch.autocast computes this step wrongly: its gradients are off by"
+                f" {compiled}, those of the same step op by op by {eager}. It is not taken"
+            )
         ranked = sorted(
             {c.plan.digest: c for c in passing}.values(),
             key=lambda c: (math.isnan(c.predicted_s), c.predicted_s),
@@ -336,8 +348,7 @@ class StepSearch:
                 candidate.why = "predicted to be slower"
                 continue
             step = self._built(candidate)
-            assert self.autocast.compiled is not None
-            if step is None or self._judge(candidate, self.autocast.compiled):
+            if step is None or self._judge(candidate, self._most):
                 continue
             exact += 1
             least = replace(candidate.plan, memory=Memory.LEAST)
@@ -379,6 +390,21 @@ class StepSearch:
         candidate.compiled = exactness
         return lambda: target.step(call, batch, scale)
 
+    @property
+    def _autocasts_errors(self) -> tuple[float, float]:
+        """The errors of autocast's gradients, compiled and op by op."""
+        assert self.autocast.compiled is not None
+        return self.autocast.compiled.error, self.autocast.exactness.error
+
+    @property
+    def _most(self) -> Exactness:
+        """The figures that no plan may exceed: autocast's, compiled if that is right."""
+        compiled, eager = self._autocasts_errors
+        if not compiled <= max(_WRONG * eager, _ROUNDED):
+            return self.autocast.exactness
+        assert self.autocast.compiled is not None
+        return self.autocast.compiled
+
     # ------------------------------------------------------------------------ the choice
 
     @property
@@ -388,11 +414,10 @@ class StepSearch:
 
     def allowed(self) -> list[StepCandidate]:
         """Those measured that are exact enough and within the memory, the best first."""
-        assert self.autocast.compiled is not None
         measured = [c for c in self.candidates if c.compiled is not None]
         allowed: list[StepCandidate] = []
         for candidate in measured:
-            if self._judge(candidate, self.autocast.compiled):
+            if self._judge(candidate, self._most):
                 continue
             if candidate.memory_bytes > self.most_bytes:
                 megabytes, most = candidate.memory_bytes / 1e6, self.most_bytes / 1e6
