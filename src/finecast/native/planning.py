@@ -84,6 +84,7 @@ def make_planner(
         measured=how.measured,
         casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),
         coded_results=frozenset(f for f in policy.formats if codes_results(engine.name, f)),
+        signed_codes=engine.emulates is not None and engine.emulates.signed_codes,
     )
     return Planner(
         graph=graph,

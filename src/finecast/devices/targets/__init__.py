@@ -55,6 +55,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         accumulation: Exceptions to ``accumulates_in``, by input format.
         flushes_subnormals: Formats whose arithmetic takes subnormal inputs as zero, and gives
             zero for subnormal results.
+        signed_codes: Products on integers take signed codes without zero points alone.
     """
 
     rates_tflops: Annotated[Mapping[Format, Positive], msgspec.Meta(min_length=1)]
@@ -62,6 +63,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     accumulates_in: Format = Format.FP32
     accumulation: Mapping[Format, Format] = msgspec.field(default_factory=dict[Format, Format])
     flushes_subnormals: frozenset[Format] = frozenset()
+    signed_codes: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for a format that runs as none with a rate, or has one itself."""
