@@ -67,6 +67,13 @@ def rounded_operands(graph: Graph, node: Node, fmt: Format) -> tuple[int, ...]:
     count = summed(graph, node)
     if count is None or (group and count % group):
         raise ValueError(f"its sums of {count} numbers are not whole groups of {group}")
+    weights = _operand(graph, node, 1)
+    shape = () if weights is None else weights.shape or ()
+    if any(not isinstance(d, int) or d % fmt.size_multiple for d in shape):
+        sizes = " x ".join(map(str, shape))
+        raise ValueError(
+            f"its weights are {sizes}, and {fmt.label} takes multiples of {fmt.size_multiple}"
+        )
     return (0,)
 
 

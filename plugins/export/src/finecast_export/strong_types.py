@@ -303,7 +303,7 @@ RULES: Final = (
     ),
     TypeRule(
         name="zero point",
-        says="Quantized types are int8, fp8 (e4m3), int4 and fp4 (e2m1), with zero points of 0.",
+        says="Quantized types are int8, fp8 (e4m3), int4 and fp4 (e2m1); zero points are 0.",
         source=f"{_SCHEMES}; {_PARSER}",
         judge=_zero_points,
     ),

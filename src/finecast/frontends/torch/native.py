@@ -57,6 +57,7 @@ from finecast.frontends.torch.reader import (
 )
 from finecast.frontends.torch.restating import free_of_strides, simplify_casts
 from finecast.frontends.torch.runnable import RunnableModule
+from finecast.frontends.torch.scaled_products import state_products
 from finecast.graph import SCALARS, Graph
 from finecast.numbers import roundmodes
 from finecast.numbers.encodings import Encoding, Scaled
@@ -116,6 +117,8 @@ def apply_edits(model: TorchNative, edits: Sequence[Edit]) -> None:
     replay(model, edits)
     module = model.binding.module
     module.graph.eliminate_dead_code()
+    if any(isinstance(edit, KernelRounding) for edit in edits):
+        state_products(module)
     if edits:
         simplify_casts(module)
         if any(isinstance(edit, RoundTrip) for edit in edits):
@@ -251,7 +254,7 @@ class TorchNative(NativeModel):
         assert isinstance(to, Scaled)
         parts = self._kept(value, to, lambda tensor: stored_codes(tensor, to))
         source = self.tensor(value)
-        with self._fx.inserting_after([*parts.values()][-1]):
+        with self._fx.inserting_before([*parts.values()][-1].next):
             back = read_back(self._fx, parts, to)
         return _mark(back, source, source.meta["val"].to(torch.float32))
 

@@ -118,8 +118,7 @@ class TorchConverter(Converter):
         if not isinstance(engine, TorchEngine):
             return Converter._planner(self, prepared, request, facts)
         assert isinstance(prepared, TorchPrepared)
-        if uses_codes(policy):
-            check_device(policy, device_kind(prepared.captured.module))
+        check_device(policy, device_kind(prepared.captured.module))
         how = Judging(
             facts=facts,
             user_rules=request.user_rules,

@@ -190,7 +190,7 @@ def measured_errors(
     captured, feeds, points = prepared.captured, exact.calls[0], times.points
     sensitivities: dict[Format, Sensitivity] = {}
     floats = {
-        fmt: at for fmt, at in points.items() if not fmt.multiplies_integers and not probing
+        fmt: at for fmt, at in points.items() if not fmt.multiplies_codes and not probing
     }
     if floats:
         leaves = ProgramSignature.of(captured.program).leaves(feeds)
@@ -466,11 +466,23 @@ def _compiled(
         ) from error
 
 
+_FP8_SINCE: Final = (8, 9)
+"""The first compute capability of GPUs with products in fp8."""
+
+
 def check_device(policy: Policy, device: str) -> None:
-    """Raise UsageError for products on integers on a device other than the CPU."""
+    """Raise UsageError for products on codes that the device has no kernels for."""
     coded = next((f.label for f in policy.formats if f.multiplies_integers), None)
     if coded is not None and device != "cpu":
         raise UsageError(
             f"{coded} on {device}: plans are made for the CPU's kernels",
+            fix="use bf16 or fp16",
+        )
+    floats = next((f.label for f in policy.formats if f.has_float_codes), None)
+    if floats is None or device == "cpu":
+        return
+    if device != "cuda" or torch.cuda.get_device_capability() < _FP8_SINCE:
+        raise UsageError(
+            f"{floats} on {device}: it takes a GPU with fp8 products (Ada, Hopper or later)",
             fix="use bf16 or fp16",
         )

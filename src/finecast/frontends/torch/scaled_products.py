@@ -1,0 +1,135 @@
+"""Linear layers on fp8 codes, stated as ``torch._scaled_mm``, which GPUs have kernels for.
+
+On CPUs it gives the same numbers, slowly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import torch
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+
+from finecast.frontends.torch.codes import BIASED, called, size_of
+from finecast.frontends.torch.restating import conversion
+
+_ATEN: Final = torch.ops.aten
+_CAST: Final = _ATEN._to_copy.default
+_MUL: Final = _ATEN.mul.Tensor
+_RESHAPE: Final = _ATEN.reshape.default
+_SCALED_MM: Final = _ATEN._scaled_mm.default
+_ONE: Final = "finecast_one"
+_BF16: Final = torch.bfloat16
+
+
+def state_products(module: GraphModule) -> None:
+    """Multiply codes where linear layers read the numbers that fp8 codes decode to.
+
+    Where all that read a result cast it to bf16 the kernel itself has the scales of rows and
+    channels and the bias, and gives bf16. Else these are applied in fp32 to what it gives:
+    with scales kernels for some GPUs give no fp32. Inductor fuses these ops with others.
+    """
+    for layer in module.graph.find_nodes(op="call_function", target=_ATEN.linear.default):
+        product = _Product.of(layer)
+        if product is None:
+            continue
+        casts = list(product.end.users)
+        low = bool(casts) and all(conversion(c) is _BF16 for c in casts)
+        with module.graph.inserting_before(casts[0] if low else layer):
+            result = product.in_bf16() if low else product.in_fp32(module)
+        for node in casts if low else [layer]:
+            node.replace_all_uses_with(result)
+    module.graph.eliminate_dead_code()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Product:
+    """The nodes of a linear layer on codes.
+
+    Attributes:
+        layer: It reads decoded numbers: of rows without their scales.
+        codes, rows: The codes of what it reads, and a scale for each row.
+        stored, channels: The codes of its weights, and a scale for each channel.
+        bias: What is added behind the scales; None for nothing.
+        end: The layer's result, with scales and bias.
+    """
+
+    layer: FxNode
+    codes: FxNode
+    rows: FxNode
+    stored: FxNode
+    channels: FxNode
+    bias: FxNode | None
+    end: FxNode
+
+    @classmethod
+    def of(cls, layer: FxNode) -> Self | None:
+        """The nodes around ``layer``, as ``codes`` makes them; None if it is on no codes."""
+        values: Any
+        weights: Any
+        values, weights = layer.args[:2]
+        if weights.target is not _MUL or not all(map(_decodes, (values, weights.args[0]))):
+            return None
+        (scaled,) = layer.users
+        readers = list(scaled.users)
+        biased = len(readers) == 1 and BIASED in readers[0].meta
+        rows: Any = scaled.args[1]
+        bias: Any = readers[0].args[1] if biased else None
+        return cls(
+            layer=layer,
+            codes=values.args[0],
+            rows=rows,
+            stored=weights.args[0].args[0],
+            channels=weights.args[1].args[0],
+            bias=bias,
+            end=readers[0] if biased else scaled,
+        )
+
+    def in_fp32(self, module: GraphModule) -> FxNode:
+        """New nodes for the layer's result, without scales of rows and bias."""
+        one = _one(module, self.channels)
+        sums = self._multiplied(one, one, None, torch.float32)
+        return self._as_before(called(self.layer.graph, _MUL, sums, self.channels))
+
+    def in_bf16(self) -> FxNode:
+        """New nodes for the result with scales and bias."""
+        graph, bias = self.layer.graph, self.bias
+        rows = called(graph, _RESHAPE, self.rows, [-1, 1])
+        channels = called(graph, _ATEN.unsqueeze.default, self.channels, 0)
+        low = None if bias is None else called(graph, _CAST, bias, dtype=_BF16)
+        return self._as_before(self._multiplied(rows, channels, low, _BF16))
+
+    def _multiplied(
+        self, rows: FxNode, channels: FxNode, bias: FxNode | None, dtype: torch.dtype
+    ) -> FxNode:
+        graph, inner = self.layer.graph, self.codes.meta["val"].shape[-1]
+        codes = called(graph, _RESHAPE, self.codes, [-1, inner])
+        columns = called(graph, _ATEN.t.default, self.stored)
+        return called(graph, _SCALED_MM, codes, columns, rows, channels, bias, None, dtype)
+
+    def _as_before(self, result: FxNode) -> FxNode:
+        """``result``, a matrix, with the layer's own axes."""
+        rank = len(self.codes.meta["val"].shape)
+        axes = [size_of(self.codes, axis) for axis in range(rank - 1)]
+        back = self.layer.graph.call_function(_RESHAPE, (result, [*axes, -1]))
+        fake = self.layer.meta["val"].to(result.meta["val"].dtype)
+        back.meta = {**self.layer.meta, "val": fake}
+        return back
+
+
+def _decodes(node: FxNode) -> bool:
+    """Whether the node casts fp8 codes to fp32."""
+    fp8 = conversion(node) is torch.float32 and node.all_input_nodes[0].meta["val"].dtype
+    return fp8 is torch.float8_e4m3fn
+
+
+def _one(module: GraphModule, like: FxNode) -> FxNode:
+    """A new node that reads the module's 1 in fp32, which stands for no scale."""
+    if not hasattr(module, _ONE):
+        held = module.get_buffer(str(like.target))
+        module.register_buffer(_ONE, held.new_ones(()))
+    node = module.graph.get_attr(_ONE)
+    node.meta = {**like.meta, "val": like.meta["val"].new_ones(())}
+    return node
