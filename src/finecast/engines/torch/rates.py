@@ -93,8 +93,8 @@ def _products(device: str, formats: Sequence[Format]) -> list[list[float]]:
     for rows, inner, columns in _sizes(device).products:
         runs: list[Call] = []
         for fmt in formats:
-            if fmt.has_float_codes:
-                runs.append(fp8_linear((rows, inner), columns, device))
+            if fmt.has_float_codes or (fmt.multiplies_integers and device != "cpu"):
+                runs.append(coded_linear((rows, inner), columns, fmt, device))
                 continue
             if fmt.multiplies_integers:
                 runs.append(linear((rows, inner), columns, fmt, bias=False))
@@ -234,16 +234,20 @@ def linear(shape: Sequence[int], columns: int, fmt: Format, *, bias: bool = True
     return lambda: pointwise(values, weights, added, "none", [], "")
 
 
-def fp8_linear(shape: Sequence[int], columns: int, device: str) -> Call:
-    """A product of values of ``shape`` with weights of ``columns`` outputs, both in fp8.
+def coded_linear(shape: Sequence[int], columns: int, fmt: Format, device: str) -> Call:
+    """A product of codes of ``shape`` with those of weights of ``columns`` outputs.
+
+    It is the op that modules state: in fp8, or in integers on a GPU.
 
     Raises:
         RuntimeError: If there is no such kernel.
     """
     *front, inner = shape
-    rows, plain = math.prod(front), torch.float8_e4m3fn
-    values = torch.full((rows, inner), 0.5, device=device).to(plain)
-    weights = torch.full((columns, inner), 0.5, device=device).to(plain).t()
+    dtype = torch.float8_e4m3fn if fmt.has_float_codes else torch.int8
+    values = torch.ones((math.prod(front), inner), device=device).to(dtype)
+    weights = torch.ones((columns, inner), device=device).to(dtype).t()
+    if not fmt.has_float_codes:
+        return lambda: torch.ops.aten._int_mm.default(values, weights)
     one = torch.ones((), device=device)
     kernel = torch.ops.aten._scaled_mm.default
     return lambda: kernel(values, weights, one, one, None, None, torch.float32)

@@ -1,7 +1,8 @@
 """Quantize and dequantize nodes, by which PyTorch states values and constants as 8-bit codes.
 
 Inductor's passes for x86 recognise those of int8 around products and run these on integers.
-Products in fp8 are stated as such (``scaled_products``): no pass recognises them.
+On GPUs, and in fp8, products are stated as such (``scaled_products``): no pass recognises
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from finecast.frontends.torch.aten import named_arguments, native_name
 from finecast.frontends.torch.restating import conversion
 from finecast.numbers.encodings import Dynamic, Scaled
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import Format, Grid
 
 _CAST: Final = torch.ops.aten._to_copy.default
 _CONV: Final = torch.ops.aten.conv2d.default
@@ -48,6 +49,15 @@ def coded_ops() -> Any:
     return torch.ops.quantized_decomposed
 
 
+def states_product(operand: FxNode, grid: Grid) -> bool:
+    """Whether products on such codes are stated: on GPUs all are, on CPUs those in fp8."""
+    return grid.has_floats or operand.meta["val"].device.type != "cpu"
+
+
+def _code_type(grid: Grid) -> torch.dtype:
+    return _FP8 if grid.has_floats else torch.int8
+
+
 def round_trip(graph: FxGraph, value: FxNode, to: Scaled) -> tuple[FxNode, FxNode]:
     """New nodes that encode ``value`` with one scale, and decode it to fp32."""
     grid = to.grid
@@ -69,9 +79,10 @@ def rounded_rows(graph: FxGraph, value: FxNode, to: Dynamic) -> tuple[FxNode, Fx
     ends = called(graph, aten.clamp_min.default, ends, float(to.least))
     scales = called(graph, aten.div.Tensor, ends, float(to.largest))
     steps = called(graph, aten.div.Tensor, value, scales)
-    if to.grid.has_floats:
+    if states_product(value, to.grid):
         # A quotient may be the largest code times 1 + 2^-23, which is rounded to that code.
-        codes = called(graph, _CAST, steps, dtype=_FP8)
+        whole = steps if to.grid.has_floats else called(graph, aten.round.default, steps)
+        codes = called(graph, _CAST, whole, dtype=_code_type(to.grid))
         return called(graph, _CAST, codes, dtype=torch.float32), scales
     codes = called(graph, coded_ops().quantize_per_tensor.default, steps, *_ROWS)
     return called(graph, coded_ops().dequantize_per_tensor.default, codes, *_ROWS), scales
@@ -108,16 +119,18 @@ def stored_codes(tensor: torch.Tensor, to: Scaled) -> dict[str, torch.Tensor]:
     encoded = to.encode(tensor.detach().cpu().numpy())
     if to.grid.has_floats:  # numpy's own types have none of them
         codes = torch.from_numpy(encoded.view(np.uint8)).view(_FP8)
-        return {"codes": codes.contiguous(), "scale": scale}
-    codes = torch.from_numpy(encoded).contiguous()
-    zero = torch.full(scale.shape, to.zero_point, dtype=torch.int64)
-    return {"codes": codes, "scale": scale, "zero": zero}
+    else:
+        codes = torch.from_numpy(encoded)
+    parts = {"codes": codes.contiguous(), "scale": scale}
+    if not to.grid.has_floats:
+        parts["zero"] = torch.full(scale.shape, to.zero_point, dtype=torch.int64)
+    return {name: part.to(tensor.device) for name, part in parts.items()}
 
 
 def read_back(graph: FxGraph, stored: dict[str, FxNode], to: Scaled) -> FxNode:
     """A new node that decodes the tensors of ``stored_codes`` to fp32."""
     grid = to.grid
-    if grid.has_floats:
+    if states_product(stored["codes"], grid):
         numbers = called(graph, _CAST, stored["codes"], dtype=torch.float32)
         scales = called(graph, torch.ops.aten.unsqueeze.default, stored["scale"], 1)
         return called(graph, _MUL, numbers, scales)

@@ -1,6 +1,7 @@
-"""Linear layers on fp8 codes, stated as ``torch._scaled_mm``, which GPUs have kernels for.
+"""Linear layers on codes, stated as the ops that GPUs have kernels for.
 
-On CPUs it gives the same numbers, slowly.
+These are ``torch._scaled_mm`` in fp8 and ``torch._int_mm`` in int8. On CPUs they give the same
+numbers, slowly.
 """
 
 from __future__ import annotations
@@ -22,21 +23,28 @@ _RESHAPE: Final = _ATEN.reshape.default
 _SCALED_MM: Final = _ATEN._scaled_mm.default
 _ONE: Final = "finecast_one"
 _BF16: Final = torch.bfloat16
+_FP8: Final = torch.float8_e4m3fn
+_INT8: Final = torch.int8
+# What cuBLASLt takes by ``torch._int_mm`` in PyTorch 2.13: more rows than 16, and sizes of
+# weights that are multiples of 8. Rows of zeros are added where there may be fewer.
+_FEW_ROWS: Final = 16
+_INT_SIZES: Final = 8
 
 
 def state_products(module: GraphModule) -> None:
-    """Multiply codes where linear layers read the numbers that fp8 codes decode to.
+    """Multiply codes where linear layers read the numbers that codes decode to.
 
-    Where all that read a result cast it to bf16 the kernel itself has the scales of rows and
-    channels and the bias, and gives bf16. Else these are applied in fp32 to what it gives:
-    with scales kernels for some GPUs give no fp32. Inductor fuses these ops with others.
+    Where all that read a result in fp8 cast it to bf16 the kernel itself has the scales of
+    rows and channels and the bias, and gives bf16. Else these are applied in fp32 to what it
+    gives: with scales kernels for some GPUs give no fp32. Inductor fuses these ops.
+    Layers in int8 whose sizes no kernel has stay on decoded numbers, which are the same.
     """
     for layer in module.graph.find_nodes(op="call_function", target=_ATEN.linear.default):
         product = _Product.of(layer)
         if product is None:
             continue
         casts = list(product.end.users)
-        low = bool(casts) and all(conversion(c) is _BF16 for c in casts)
+        low = bool(casts) and all(conversion(c) is _BF16 for c in casts) and product.in_fp8
         with module.graph.inserting_before(casts[0] if low else layer):
             result = product.in_bf16() if low else product.in_fp32(module)
         for node in casts if low else [layer]:
@@ -72,6 +80,9 @@ class _Product:
         values, weights = layer.args[:2]
         if weights.target is not _MUL or not all(map(_decodes, (values, weights.args[0]))):
             return None
+        sizes = weights.meta["val"].shape
+        if values.args[0].meta["val"].dtype is _INT8 and any(n % _INT_SIZES for n in sizes):
+            return None
         (scaled,) = layer.users
         readers = list(scaled.users)
         biased = len(readers) == 1 and BIASED in readers[0].meta
@@ -87,10 +98,18 @@ class _Product:
             end=readers[0] if biased else scaled,
         )
 
+    @property
+    def in_fp8(self) -> bool:
+        """Whether codes are fp8's, not integers."""
+        return self.codes.meta["val"].dtype is _FP8
+
     def in_fp32(self, module: GraphModule) -> FxNode:
         """New nodes for the layer's result, without scales of rows and bias."""
-        one = _one(module, self.channels)
-        sums = self._multiplied(one, one, None, torch.float32)
+        if self.in_fp8:
+            one = _one(module, self.channels)
+            sums = self._multiplied(one, one, None, torch.float32)
+        else:
+            sums = self._summed()
         return self._as_before(called(self.layer.graph, _MUL, sums, self.channels))
 
     def in_bf16(self) -> FxNode:
@@ -109,6 +128,20 @@ class _Product:
         columns = called(graph, _ATEN.t.default, self.stored)
         return called(graph, _SCALED_MM, codes, columns, rows, channels, bias, None, dtype)
 
+    def _summed(self) -> FxNode:
+        """Sums of products of integers, in fp32."""
+        graph, whole = self.layer.graph, self.codes.meta["val"]
+        rows = called(graph, _RESHAPE, self.codes, [-1, whole.shape[-1]])
+        count = rows.meta["val"].shape[0]
+        few = not isinstance(count, int) or count <= _FEW_ROWS
+        if few:
+            rows = called(graph, _ATEN.constant_pad_nd.default, rows, [0, 0, 0, _FEW_ROWS])
+        columns = called(graph, _ATEN.t.default, self.stored)
+        sums = called(graph, _ATEN._int_mm.default, rows, columns)
+        if few:
+            sums = called(graph, _ATEN.slice.Tensor, sums, 0, 0, -_FEW_ROWS)
+        return called(graph, _CAST, sums, dtype=torch.float32)
+
     def _as_before(self, result: FxNode) -> FxNode:
         """``result``, a matrix, with the layer's own axes."""
         rank = len(self.codes.meta["val"].shape)
@@ -120,9 +153,9 @@ class _Product:
 
 
 def _decodes(node: FxNode) -> bool:
-    """Whether the node casts fp8 codes to fp32."""
-    fp8 = conversion(node) is torch.float32 and node.all_input_nodes[0].meta["val"].dtype
-    return fp8 is torch.float8_e4m3fn
+    """Whether the node casts codes to fp32."""
+    read = node.all_input_nodes
+    return conversion(node) is torch.float32 and read[0].meta["val"].dtype in (_FP8, _INT8)
 
 
 def _one(module: GraphModule, like: FxNode) -> FxNode:

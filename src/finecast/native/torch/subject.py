@@ -207,7 +207,7 @@ class TorchSubject(EngineSubject):
     ) -> TorchExamined:
         """Let the rules judge; drop missing kernels, and int8 where it runs on floats."""
         self._progress = progress
-        self._frozen = uses_codes(policy)
+        self._frozen = uses_codes(policy, self.engine.device)
         prepared, engine = self.model.prepare(policy), self.engine
         assert isinstance(engine, TorchEngine)
         ranges = self._frozen or any(f.has_less_range for f in policy.formats)
