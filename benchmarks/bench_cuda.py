@@ -48,6 +48,7 @@ _POLICIES: Final = ("auto:bf16", "all:bf16")
 _CODED: Final[Mapping[str, tuple[int, int]]] = {
     "auto:fp8_dynamic_row,bf16": (8, 9),
     "all:fp8_dynamic_row,bf16": (8, 9),
+    "all:fp8,bf16": (8, 9),
     "all:int8_dynamic_row,bf16": (8, 0),
 }
 

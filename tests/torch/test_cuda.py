@@ -91,7 +91,7 @@ def test_int8_is_refused(net: nn.Module, x: torch.Tensor) -> None:
 
 # ----------------------------------------------------- products of codes, in fp8 and int8
 
-CODED = ["fp8_dynamic_row", "int8_dynamic_row"]
+CODED = ["fp8", "fp8_dynamic_row", "int8_dynamic_row"]
 
 
 def layers() -> tuple[nn.Module, torch.Tensor]:

@@ -213,6 +213,8 @@ class Format(Enum):
     INT4_WEIGHTS = "int4_weights", _coded(_BY_GROUPS)
     INT8_DYNAMIC = "int8_dynamic", _coded(replace(_BY_CHANNELS, dynamic=_DYNAMIC_GROUP))
     INT8_DYNAMIC_ROW = "int8_dynamic_row", _coded(replace(_BY_CHANNELS, dynamic=WHOLE_ROW))
+    # One scale for a value, observed on data, and one for weights.
+    FP8 = "fp8", _coded(_Codes(values=_E4M3, constants=_E4M3))
     FP8_DYNAMIC_ROW = (
         "fp8_dynamic_row",
         _coded(_Codes(values=None, constants=_E4M3, dynamic=WHOLE_ROW)),
@@ -375,12 +377,12 @@ class Format(Enum):
 
     @cached_property
     def multiplies_integers(self) -> bool:
-        """Whether kernels multiply codes other than low floats with scales of whole rows."""
+        """Whether kernels multiply codes other than low floats of whole tensors and rows."""
         return self.multiplies_codes and not self.has_float_codes
 
     @cached_property
     def has_float_codes(self) -> bool:
-        """Whether codes are low floats: each has a scale for a whole row or channel."""
+        """Whether codes are low floats, with scales of whole tensors, or rows and channels."""
         codes = self._layout.codes
         return codes is not None and codes.constants.has_floats
 
@@ -543,6 +545,7 @@ _BY_ALIAS = {
     "w4": Format.INT4_WEIGHTS,
     "w8a8_dynamic": Format.INT8_DYNAMIC,
     "w4a8_dynamic": Format.INT4_DYNAMIC,
+    "float8": Format.FP8,
     "float8_dynamic_row": Format.FP8_DYNAMIC_ROW,
     "mxfp8": Format.MXFP8_E4M3,
     "mxfp4_e2m1": Format.MXFP4,

@@ -57,7 +57,7 @@ class TorchEngine(Engine):
     reads_onnx: bool = False
     untried: str = (
         "int8 and int8_dynamic_row are tried where they are named, as auto:bf16,int8"
-        " (weights are then frozen), and fp8_dynamic_row"
+        " (weights are then frozen), and fp8 and fp8_dynamic_row"
     )
     lacking: frozenset[str] = frozenset()
 

@@ -30,7 +30,8 @@ _SCALES: Final = 4
 
 def takes_codes(node: Node, fmt: Format = Format.INT8) -> bool:
     """Whether a module may run ``node`` on the codes of ``fmt``; on integers if compiled."""
-    return node.native in _FUSED if fmt.dynamic_group is None else node.native == _LINEAR
+    layers_alone = fmt.has_float_codes or fmt.dynamic_group is not None
+    return node.native == _LINEAR if layers_alone else node.native in _FUSED
 
 
 @contextmanager

@@ -174,11 +174,12 @@ def capabilities(device: str) -> dict[Format, Capability]:
             f' finecast.torch.tune(..., policy="auto:{fmt.label},bf16")',
         )
     by_format[Format.FP32] = Capability(runs=True, speed=1.0)
-    by_format[Format.FP8_DYNAMIC_ROW] = Capability(
-        runs=False,
-        reason="linear layers alone, fast on GPUs with fp8 products:"
-        ' finecast.torch.tune(..., policy="auto:fp8_dynamic_row,bf16")',
-    )
+    for fmt in (f for f in CODES if f.has_float_codes):
+        by_format[fmt] = Capability(
+            runs=False,
+            reason="linear layers alone, fast on GPUs with fp8 products:"
+            f' finecast.torch.tune(..., policy="auto:{fmt.label},bf16")',
+        )
     for fmt in (Format.BF16, Format.FP16):
         by_format[fmt] = Capability(runs=True, speed=rate_here(device, fmt).speed)
     return by_format

@@ -29,7 +29,12 @@ _BY_AXIS: Final = ("stride", "padding", "dilation")
 _LINEAR: Final = torch.ops.aten.linear.default
 _RESHAPE: Final = torch.ops.aten.reshape.default
 _RESHAPES: Final = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape"})
-CODES: Final = (Format.INT8, Format.INT8_DYNAMIC_ROW, Format.FP8_DYNAMIC_ROW)
+CODES: Final = (
+    Format.INT8,
+    Format.INT8_DYNAMIC_ROW,
+    Format.FP8,
+    Format.FP8_DYNAMIC_ROW,
+)
 """Formats of codes that modules state."""
 _ROWS: Final = (1.0, 128, 1, 255, torch.uint8)
 """How a row is encoded after the division by its scale: Inductor's kernels take values as
@@ -61,6 +66,13 @@ def _code_type(grid: Grid) -> torch.dtype:
 def round_trip(graph: FxGraph, value: FxNode, to: Scaled) -> tuple[FxNode, FxNode]:
     """New nodes that encode ``value`` with one scale, and decode it to fp32."""
     grid = to.grid
+    if grid.has_floats:
+        steps = called(graph, torch.ops.aten.div.Tensor, value, to.scale[0])
+        ends = float(grid.lowest), float(grid.highest)
+        steps = called(graph, torch.ops.aten.clamp.default, steps, *ends)
+        codes = called(graph, _CAST, steps, dtype=_FP8)
+        back = called(graph, _CAST, codes, dtype=torch.float32)
+        return codes, called(graph, _MUL, back, to.scale[0])
     dtype: torch.dtype = getattr(torch, grid.dtype.name)
     range_of = (to.scale[0], to.zero_point, grid.lowest, grid.highest, dtype)
     codes = graph.call_function(coded_ops().quantize_per_tensor.default, (value, *range_of))
@@ -132,7 +144,9 @@ def read_back(graph: FxGraph, stored: dict[str, FxNode], to: Scaled) -> FxNode:
     grid = to.grid
     if states_product(stored["codes"], grid):
         numbers = called(graph, _CAST, stored["codes"], dtype=torch.float32)
-        scales = called(graph, torch.ops.aten.unsqueeze.default, stored["scale"], 1)
+        scales = stored["scale"]
+        if to.axis is not None:
+            scales = called(graph, torch.ops.aten.unsqueeze.default, scales, 1)
         return called(graph, _MUL, numbers, scales)
     dtype: torch.dtype = getattr(torch, grid.dtype.name)
     codes, scale, zero = (stored[name] for name in ("codes", "scale", "zero"))

@@ -117,7 +117,7 @@ def apply_edits(model: TorchNative, edits: Sequence[Edit]) -> None:
     replay(model, edits)
     module = model.binding.module
     module.graph.eliminate_dead_code()
-    if any(isinstance(edit, KernelRounding) for edit in edits):
+    if any(isinstance(edit, KernelRounding | RoundTrip) for edit in edits):
         state_products(module)
     if edits:
         simplify_casts(module)
@@ -291,9 +291,7 @@ class TorchNative(NativeModel):
         assert isinstance(to, Scaled)
         fake = tensor.meta["val"].to(torch.float32)
         with self._after(tensor):
-            # Each node is put right after ``tensor``, the second before the first: reorder.
             codes, back = round_trip(self._fx, tensor, to)
-            codes.append(back)
         _mark(codes, tensor, fake.to(getattr(torch, to.dtype.name)))
         return _mark(back, tensor, fake)
 

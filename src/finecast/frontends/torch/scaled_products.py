@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from finecast.frontends.torch.aten import named_arguments
 from finecast.frontends.torch.codes import BIASED, called, size_of
 from finecast.frontends.torch.restating import conversion
 
@@ -46,7 +47,7 @@ def state_products(module: GraphModule) -> None:
         casts = list(product.end.users)
         low = bool(casts) and all(conversion(c) is _BF16 for c in casts) and product.in_fp8
         with module.graph.inserting_before(casts[0] if low else layer):
-            result = product.in_bf16() if low else product.in_fp32(module)
+            result = product.in_bf16(module) if low else product.in_fp32(module)
         for node in casts if low else [layer]:
             node.replace_all_uses_with(result)
     module.graph.eliminate_dead_code()
@@ -58,15 +59,15 @@ class _Product:
 
     Attributes:
         layer: It reads decoded numbers: of rows without their scales.
-        codes, rows: The codes of what it reads, and a scale for each row.
-        stored, channels: The codes of its weights, and a scale for each channel.
+        codes, rows: The codes of what it reads, and a scale for each row, or one for all.
+        stored, channels: The codes of its weights, and a scale for each channel, or for all.
         bias: What is added behind the scales; None for nothing.
         end: The layer's result, with scales and bias.
     """
 
     layer: FxNode
     codes: FxNode
-    rows: FxNode
+    rows: FxNode | float
     stored: FxNode
     channels: FxNode
     bias: FxNode | None
@@ -77,9 +78,23 @@ class _Product:
         """The nodes around ``layer``, as ``codes`` makes them; None if it is on no codes."""
         values: Any
         weights: Any
-        values, weights = layer.args[:2]
-        if weights.target is not _MUL or not all(map(_decodes, (values, weights.args[0]))):
+        arguments = named_arguments(layer)
+        values, weights = arguments["input"], arguments["weight"]
+        one_scale = values.target is _MUL and _decodes(values.args[0])
+        decoded = values.args[0] if one_scale else values
+        if weights.target is not _MUL or not all(map(_decodes, (decoded, weights.args[0]))):
             return None
+        stored, channels = weights.args[0].args[0], weights.args[1]
+        if one_scale:
+            return cls(
+                layer=layer,
+                codes=decoded.args[0],
+                rows=values.args[1],
+                stored=stored,
+                channels=channels,
+                bias=arguments.get("bias"),
+                end=layer,
+            )
         sizes = weights.meta["val"].shape
         if values.args[0].meta["val"].dtype is _INT8 and any(n % _INT_SIZES for n in sizes):
             return None
@@ -92,8 +107,8 @@ class _Product:
             layer=layer,
             codes=values.args[0],
             rows=rows,
-            stored=weights.args[0].args[0],
-            channels=weights.args[1].args[0],
+            stored=stored,
+            channels=channels.args[0],
             bias=bias,
             end=readers[0] if biased else scaled,
         )
@@ -104,7 +119,16 @@ class _Product:
         return self.codes.meta["val"].dtype is _FP8
 
     def in_fp32(self, module: GraphModule) -> FxNode:
-        """New nodes for the layer's result, without scales of rows and bias."""
+        """New nodes for the layer's result, without scales of rows and a bias behind them."""
+        if not isinstance(self.rows, FxNode):
+            one, scale = _one(module, self.channels), self._one_scale()
+            result = self._as_before(self._multiplied(one, scale, None, torch.float32))
+            add = _ATEN.add.Tensor
+            return (
+                result
+                if self.bias is None
+                else called(self.layer.graph, add, result, self.bias)
+            )
         if self.in_fp8:
             one = _one(module, self.channels)
             sums = self._multiplied(one, one, None, torch.float32)
@@ -112,13 +136,20 @@ class _Product:
             sums = self._summed()
         return self._as_before(called(self.layer.graph, _MUL, sums, self.channels))
 
-    def in_bf16(self) -> FxNode:
+    def in_bf16(self, module: GraphModule) -> FxNode:
         """New nodes for the result with scales and bias."""
         graph, bias = self.layer.graph, self.bias
-        rows = called(graph, _RESHAPE, self.rows, [-1, 1])
-        channels = called(graph, _ATEN.unsqueeze.default, self.channels, 0)
+        if isinstance(self.rows, FxNode):
+            rows = called(graph, _RESHAPE, self.rows, [-1, 1])
+            channels = called(graph, _ATEN.unsqueeze.default, self.channels, 0)
+        else:
+            rows, channels = _one(module, self.channels), self._one_scale()
         low = None if bias is None else called(graph, _CAST, bias, dtype=_BF16)
         return self._as_before(self._multiplied(rows, channels, low, _BF16))
+
+    def _one_scale(self) -> FxNode:
+        """The scale of the product of two tensors that have one each."""
+        return called(self.layer.graph, _MUL, self.channels, self.rows)
 
     def _multiplied(
         self, rows: FxNode, channels: FxNode, bias: FxNode | None, dtype: torch.dtype

@@ -476,7 +476,7 @@ _FP8_SINCE: Final = (8, 9)
 def check_device(policy: Policy, device: str) -> None:
     """Raise UsageError for products on codes that the device has no kernels for."""
     for fmt in (f for f in policy.formats if f.multiplies_codes and device != "cpu"):
-        if device != _GPU or fmt.runs_on_codes:
+        if device != _GPU or (fmt.runs_on_codes and not fmt.has_float_codes):
             raise UsageError(
                 f"{fmt.label} on {device}: plans are made for the CPU's kernels",
                 fix=f"use {Format.INT8_DYNAMIC_ROW.label}, bf16 or fp16"

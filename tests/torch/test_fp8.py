@@ -1,4 +1,4 @@
-"""fp8_dynamic_row: linear layers in fp8, with a scale for each row of what they read."""
+"""Linear layers in fp8: by scales of rows, found at run time, or of tensors, found on data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from finecast.rules.policy import Policy
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:fp8_dynamic_row runs at:UserWarning"),
+    pytest.mark.filterwarnings("ignore:fp8(_dynamic_row)? runs at:UserWarning"),
 ]
 
 FP8 = Format.FP8_DYNAMIC_ROW
@@ -120,6 +120,35 @@ def test_one_product_equals_numpy_s_to_fp32_s_roundings() -> None:
         got = made(x).numpy().astype(np.float64)
     exact = product(x.numpy(), layer.weight).astype(np.float64) + layer.bias.detach().numpy()
     assert relative(got, exact) < 4 * Format.FP32.epsilon
+
+
+def tensorwise(x: Array, largest: float) -> Array:
+    """In e4m3 by one scale, written without finecast's code."""
+    scale = np.float32(largest) / np.float32(448)
+    clipped = np.clip(x / scale, -448, 448)
+    return np.asarray(clipped.astype(E4M3).astype(np.float32) * scale)
+
+
+@pytest.mark.parametrize("policy", ["matmult:fp8", "all:fp8,bf16"])
+@pytest.mark.parametrize("factor", [1, 3])
+def test_scales_of_tensors_are_found_on_data(policy: str, factor: int) -> None:
+    """What is beyond the data's range becomes its end."""
+    torch.manual_seed(1)
+    net, x = nn.Sequential(nn.Linear(64, 32), nn.ReLU()).eval(), torch.randn(7, 2, 64)
+    made: Any = ft.convert(net, (x,), policy)
+    assert made.finecast_plan.counts["fp8"] == 1
+    layer: Any = net[0]
+    weights, more = layer.weight.detach().numpy(), factor * x.numpy()
+    with torch.no_grad():
+        got = made(torch.from_numpy(more)).numpy().astype(np.float64)
+    ends = float(np.abs(x.numpy()).max()), float(np.abs(weights).max())
+    values = tensorwise(more, ends[0]).astype(np.float64)
+    exact = values @ tensorwise(weights, ends[1]).T + layer.bias.detach().numpy()
+    low = "bf16" in policy
+    allowed = Format.BF16.epsilon if low else 4 * Format.FP32.epsilon
+    assert relative(got, np.maximum(exact, 0)) < allowed
+    (product,) = calls(made, "_scaled_mm")
+    assert product.meta["val"].dtype is (torch.bfloat16 if low else torch.float32)
 
 
 def test_the_reason_names_sizes(net: Net) -> None:
@@ -212,15 +241,16 @@ def test_a_gpu_has_to_have_fp8(
     capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    policy = Policy.parse(POLICY)
-    if runs:
-        planning.check_device(policy, "cuda")
-        return
-    with pytest.raises(UsageError, match="Ada, Hopper or later"):
-        planning.check_device(policy, "cuda")
+    for policy in (Policy.parse(POLICY), Policy.parse("matmult:fp8")):
+        if runs:
+            planning.check_device(policy, "cuda")
+            continue
+        with pytest.raises(UsageError, match="Ada, Hopper or later"):
+            planning.check_device(policy, "cuda")
 
 
-def test_tune_tries_it_where_it_is_named(net: Net) -> None:
+@pytest.mark.parametrize("label", [FP8.label, "fp8"])
+def test_tune_tries_it_where_it_is_named(label: str, net: Net) -> None:
     """It is slow on a CPU: bf16 or fp32 is what remains."""
     module, x = net
     with torch.no_grad():
@@ -235,7 +265,7 @@ def test_tune_tries_it_where_it_is_named(net: Net) -> None:
         (x,),
         evaluate=agreement,
         tolerance=0.2,
-        policy=f"auto:{FP8.label},bf16",
+        policy=f"auto:{label},bf16",
         options=ft.TuneOptions(prepare=lambda m: m),
     )
     assert done.tuned.metric >= 0.8
