@@ -56,7 +56,8 @@ def coded_ops() -> Any:
 
 def states_product(operand: FxNode, grid: Grid) -> bool:
     """Whether products on such codes are stated: on GPUs all are, on CPUs those in fp8."""
-    return grid.has_floats or operand.meta["val"].device.type != "cpu"
+    known = operand.meta.get("val")
+    return grid.has_floats or (known is not None and known.device.type != "cpu")
 
 
 def _code_type(grid: Grid) -> torch.dtype:
