@@ -130,7 +130,8 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
         if fmt not in prepared.states:
             _refuse(fmt, prepared)
         if fmt.has_scales and device is None and not engine.capability(fmt).runs:
-            needs = " on a CPU with integer products (VNNI)" if fmt.runs_on_codes else ""
+            on_integers = fmt.runs_on_codes and not fmt.has_float_codes
+            needs = " on a CPU with integer products (VNNI)" if on_integers else ""
             there = f"--engine {engines_for(fmt)}" if FUSIONS.get(fmt) else "PyTorch's module"
             raise UsageError(
                 speed_of(engine, fmt).text,
