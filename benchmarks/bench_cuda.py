@@ -6,7 +6,8 @@ Everything runs under ``torch.compile``. All nets are compiled at once, in a pro
 then timed one after another, each net's ways in turns; nets that take longer than ``--within``
 are not waited for. For inference the speed of each plan over fp32 stands beside the one that
 the roofline of ``--target`` predicts; for training the memory that a forward and backward pass
-takes for activations stands beside that of fp32.
+takes for activations stands beside that of fp32. On GPUs with products in fp8 plans with them,
+and with int8, stand beside torchao's configurations, where that is installed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import copy
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from threading import BrokenBarrierError
@@ -43,6 +44,13 @@ from finecast.planning.plan import Plan
 
 _BENCH: Final = "cuda"
 _POLICIES: Final = ("auto:bf16", "all:bf16")
+# Policies with products on codes, by the first compute capability that has them.
+_CODED: Final[Mapping[str, tuple[int, int]]] = {
+    "auto:fp8_dynamic_row,bf16": (8, 9),
+    "all:fp8_dynamic_row,bf16": (8, 9),
+    "all:fp8,bf16": (8, 9),
+    "all:int8_dynamic_row,bf16": (8, 0),
+}
 
 INFERENCE: Final[Mapping[str, Case]] = {
     "bert6 32x128": Case(net=lambda: Bert(6, 30522), inputs=lambda: ids(32, 128)),
@@ -109,12 +117,52 @@ def inference(case: Case, target: str) -> Ways:
         add("fp32", net)
         add("tf32", net, "high")
         add("autocast bf16", _under_autocast(net))
-        for policy in _POLICIES:
+        capability = torch.cuda.get_device_capability()
+        coded = (policy for policy, since in _CODED.items() if capability >= since)
+        for policy in (*_POLICIES, *coded):
             low = ft.convert(net, args, policy)
             plan: Plan = low.finecast_plan  # type: ignore[assignment]
-            predicted = round(predicted_speed(net, args, plan, target), 3)
+            coded_plan = any(f.multiplies_codes for f in plan.low_formats)
+            predicted = (
+                None if coded_plan else round(predicted_speed(net, args, plan, target), 3)
+            )
             add(policy, low, predicted=predicted, counts=dict(plan.counts))
+        for name, other in _by_torchao(net):
+            add(name, other)
     return found
+
+
+def _by_torchao(net: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Configurations of torchao, of the net in bf16; none where it is not installed.
+
+    One whose kernels this GPU lacks is left out, with its message.
+    """
+    try:
+        from torchao import quantization as ao  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        sys.stderr.write("torchao is not installed: no rows of it\n")
+        return
+    fp8 = ao.Float8DynamicActivationFloat8WeightConfig
+    configs = {
+        "torchao fp8, by row": lambda: fp8(granularity=ao.PerRow()),
+        "torchao fp8, by tensor": lambda: fp8(granularity=ao.PerTensor()),
+        "torchao int8, by row": ao.Int8DynamicActivationInt8WeightConfig,
+    }
+    for name, config in configs.items():
+        own = copy.deepcopy(net).to(torch.bfloat16)
+        try:
+            ao.quantize_(own, config())
+        except (AssertionError, RuntimeError) as error:
+            sys.stderr.write(f"{name}: {error}\n")
+            continue
+        yield name, _in_bf16(own)
+
+
+def _in_bf16(call: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: torch.Tensor) -> Any:
+        return call(*(a.to(torch.bfloat16) if a.is_floating_point() else a for a in args))
+
+    return run
 
 
 def predicted_speed(net: nn.Module, args: Any, plan: Plan, target: str) -> float:

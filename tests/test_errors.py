@@ -48,7 +48,7 @@ def test_what_is_no_option_stays(text: str) -> None:
     assert str(FinecastError(text)) == text
 
 
-OF_PLUGINS = {"--blame", "--diff", "--per-op", "--study", "--to"}
+OF_PLUGINS = {"--model", "--blame", "--diff", "--per-op", "--study", "--to"}
 """Options that only verbs of plugins have."""
 
 

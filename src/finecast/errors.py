@@ -65,6 +65,7 @@ KEYWORDS: Final[Mapping[str, str]] = {
     "--max-trials": "max_trials",
     "--memory": "memory=True",
     "--metric": "metric",
+    "--model": "model",
     "--no-freeze-inputs": "freeze_inputs=False",
     "--no-lock": "lock=False",
     "--no-memory": "memory=False",

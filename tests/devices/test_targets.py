@@ -279,3 +279,22 @@ def test_tf32_is_stored_as_fp32_but_is_an_arithmetic_of_its_own() -> None:
     assert load_target("sm80").computes_in(Format.TF32)
     assert not load_target("sm75").computes_in(Format.TF32)
     assert not load_target("avx2").computes_in(Format.TF32)
+
+
+@pytest.mark.parametrize("policy", ["matmult:int8", "auto:int8"])
+def test_integers_of_gpus_are_signed(policy: str) -> None:
+    """Without zero points: no library for them multiplies unsigned codes."""
+    from finecast import api
+    from finecast.numbers.encodings import Scaled
+
+    for name, signed in (("sm90", True), ("avx512-vnni", False)):
+        plan = api.convert(
+            "examples/digits/digits.onnx",
+            policy=policy,
+            target=name,
+            data="examples/digits/digits_calib.npz",
+            verify=False,
+        ).plan
+        low = [e for d in plan.decisions for e in d.encodings.operands.values()]
+        assert low
+        assert all(isinstance(e, Scaled) and e.grid.symmetric is signed for e in low)

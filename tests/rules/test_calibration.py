@@ -132,6 +132,17 @@ def test_factors_have_no_zero_point_where_kernels_take_none(
     assert Encodings.from_dict(Format.INT8, encodings.to_dict()) == encodings
 
 
+@pytest.mark.parametrize("op", ["matmul", "linear"])
+def test_values_are_signed_where_the_device_takes_nothing_else(op: str) -> None:
+    """GPUs multiply signed codes, whatever the numbers are: their largest code is 127."""
+    graph = product(np.eye(4, dtype=np.float32), op)
+    facts = {0: ValueFacts.of(np.array([0.0, 2.54], np.float32))}
+    found = calibrated(graph, _only(graph), Format.INT8, facts, signed=True).operands[0]
+    assert isinstance(found, Scaled)
+    assert (found.dtype, found.zero_point) == (np.dtype(np.int8), 0)
+    assert found.scale == pytest.approx([0.02])
+
+
 @pytest.mark.parametrize(
     ("seen", "weight", "says"),
     [

@@ -89,6 +89,79 @@ def test_int8_is_refused(net: nn.Module, x: torch.Tensor) -> None:
         ft.convert(net, (x,), "matmult:int8")
 
 
+# ----------------------------------------------------- products of codes, in fp8 and int8
+
+CODED = ["fp8", "fp8_dynamic_row", "int8_dynamic_row"]
+
+
+def layers() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 32))
+    return module.eval(), torch.randn(40, 64)
+
+
+def check_kernels(label: str) -> None:
+    if "fp8" in label and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no products in fp8")
+
+
+@pytest.mark.parametrize("label", CODED)
+@pytest.mark.parametrize("rows", [3, 40])
+def test_numbers_of_codes_are_those_of_a_cpu(label: str, rows: int) -> None:
+    check_kernels(label)
+    module, x = layers()
+    on_cpu = finecast.convert(module, policy=f"matmult:{label}", example_inputs=(x[:rows],))
+    there = copy.deepcopy(module).cuda()
+    low = ft.convert(there, (x[:rows].cuda(),), f"matmult:{label}")
+    assert low.finecast_plan is not None
+    assert low.finecast_plan.counts[label] == 2
+    with torch.no_grad():
+        got, want = low(x[:rows].cuda()).cpu(), on_cpu.model(x[:rows])
+    # GELU's last digits may move a number to the next code.
+    assert off(got, want) < 2.0**-8
+
+
+@pytest.mark.parametrize("label", CODED)
+def test_codes_mix_with_bf16_and_compile(label: str) -> None:
+    check_kernels(label)
+    module, x = layers()
+    module, x = module.cuda(), x.cuda()
+    low = ft.convert(module, (x,), f"all:{label},bf16")
+    with torch.no_grad():
+        want = module(x)
+        assert off(low(x), want) < 0.06
+        assert off(torch.compile(low)(x), want) < 0.06
+
+
+def test_a_dynamic_batch_may_be_small() -> None:
+    """Kernels on integers take no fewer than 17 rows."""
+    module, x = layers()
+    batch = {0: torch.export.Dim("batch", min=2, max=64)}
+    program = torch.export.export(module.cuda(), (x.cuda(),), dynamic_shapes=(batch,))
+    low = finecast.convert(program, policy="matmult:int8_dynamic_row").model.module()
+    for rows in (2, 16, 17, 40):
+        some = x[:rows].cuda()
+        with torch.no_grad():
+            assert off(low(some), module(some)) < 0.05
+
+
+def test_fp8_is_as_accurate_as_torchaos() -> None:
+    quantization = pytest.importorskip("torchao.quantization", exc_type=ImportError)
+    check_kernels("fp8")
+    module, x = layers()
+    module, x = module.cuda(), x.cuda()
+    low = ft.convert(module, (x,), "all:fp8_dynamic_row,bf16")
+    theirs = copy.deepcopy(module).to(torch.bfloat16)
+    config = quantization.Float8DynamicActivationFloat8WeightConfig(
+        granularity=quantization.PerRow()
+    )
+    quantization.quantize_(theirs, config)
+    with torch.no_grad():
+        want = module(x)
+        own, other = off(low(x), want), off(theirs(x.to(torch.bfloat16)).float(), want)
+    assert own < 1.25 * other
+
+
 @pytest.mark.parametrize("probing", [False, True])
 def test_tune_keeps_the_criterion(net: nn.Module, x: torch.Tensor, probing: bool) -> None:
     with torch.no_grad():

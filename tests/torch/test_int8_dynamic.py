@@ -23,14 +23,16 @@ import finecast.torch as ft
 from finecast import api
 from finecast.errors import UsageError
 from finecast.frontends.native_model import with_roundings
-from finecast.frontends.torch import planned_edits
+from finecast.frontends.torch import codes, planned_edits
 from finecast.frontends.torch.codes import scales_of_products
 from finecast.frontends.torch.native import TorchNative
 from finecast.frontends.torch.runnable import Isolated
 from finecast.measure.environment import environment
 from finecast.native.torch.model import of_module
+from finecast.native.torch.planning import check_device
 from finecast.numbers.encodings import Dynamic
 from finecast.numbers.formats import WHOLE_ROW, Format
+from finecast.rules.policy import Policy
 from tests.torch.test_int8 import converted, relative
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -128,6 +130,52 @@ def test_it_mixes_with_bf16_op_by_op(
     assert counts["bf16"] >= 2
     with torch.no_grad():
         assert 0 < relative(made(x), module(x)) < 0.05
+
+
+class Wide(nn.Module):
+    """Sizes that are multiples of 8, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(24, 16), nn.Linear(16, 8, bias=False)
+        self.odd = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.odd(self.second(self.first(x).relu()))
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_graphs_for_gpus_state_products_of_integers(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same graph on a CPU, which has the op, too: it equals numpy's."""
+    monkeypatch.setattr(codes, "states_product", lambda operand, grid: True)
+    torch.manual_seed(0)
+    module, x = Wide().eval(), torch.randn(rows, 24)
+    made, _ = converted(monkeypatch, (module, x), POLICY)
+    assert made.finecast_plan.counts[ROW.label] == 3
+    products = [n for n in made.graph.nodes if "_int_mm" in str(n.target)]
+    assert len(products) == 2
+    # Kernels take no fewer than 17 rows.
+    assert all(n.args[0].meta["val"].shape[0] > 16 for n in products)
+    with torch.no_grad():
+        got = made(x).numpy()
+    first = product(x.numpy(), module.first.weight) + module.first.bias.detach().numpy()
+    second = product(np.maximum(first, 0), module.second.weight)
+    want = product(second, module.odd.weight) + module.odd.bias.detach().numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"), [(POLICY, ""), ("matmult:int8", "use int8_dynamic_row, bf16")]
+)
+def test_gpus_have_products_whose_scales_are_found_at_run_time(policy: str, says: str) -> None:
+    if not says:
+        check_device(Policy.parse(policy), "cuda")
+        return
+    with pytest.raises(UsageError, match="int8 on cuda") as told:
+        check_device(Policy.parse(policy), "cuda")
+    assert says in str(told.value.fix)
 
 
 class Values(nn.Module):

@@ -285,6 +285,25 @@ def test_recipes_name_modules(program: Path) -> None:
     assert [s.input_activations is None for s in schemes] == [True, False, False]
 
 
+def test_fp8_is_by_row_in_both(program: Path) -> None:
+    plan = planned(program, **{"head/linear_2": "fp8_dynamic_row"})
+    recipe = json.loads(export(plan, "llm-compressor").text.partition("\n")[2])
+    modifier = recipe["quantization_stage"]["quantization_modifiers"]["QuantizationModifier"]
+    (group,) = modifier["config_groups"].values()
+    assert group["targets"] == ["re:^head$"]
+    kinds = [group[k] for k in ("weights", "input_activations")]
+    assert [(k["type"], k["strategy"], k["dynamic"]) for k in kinds] == [
+        ("float", "channel", False),
+        ("float", "token", True),
+    ]
+    exported = export(plan, "torchao")
+    assert "from torchao.quantization import PerRow\n" in exported.text
+    assert exported.stated == {"fp8_dynamic_row": 1}
+    torchao = pytest.importorskip("torchao.quantization", exc_type=ImportError)
+    config = functions(exported)["CONFIG"].fqn_to_config["head"]
+    assert isinstance(config, torchao.Float8DynamicActivationFloat8WeightConfig)
+
+
 def test_core_ml_selects_the_ops_of_the_plan(program: Path) -> None:
     coreml = pytest.importorskip("coremltools", exc_type=ImportError)
     plan = planned(

@@ -36,9 +36,9 @@ class Casting:
         " needs --data. Quantized weights with fp32 activations: int8_weights, int4_weights;"
         " with activations quantized at run time: int8_dynamic, int4_dynamic; with bf16:"
         " int8_weights_bf16, int4_weights_bf16. ONNX Runtime also has int8_dynamic_128 and"
-        " int4_dynamic_128, PyTorch int8_dynamic_row; some targets fp8_e4m3, tf32, or blocks:"
-        " mxfp8_e4m3, mxfp4, nvfp4, nvfp4_weights_bf16 and the like. auto mixes formats, other"
-        " scopes take the first that an op may have.",
+        " int4_dynamic_128, PyTorch int8_dynamic_row, fp8 and fp8_dynamic_row; some targets"
+        " fp8_e4m3, tf32, or blocks: mxfp8_e4m3, mxfp4, nvfp4, nvfp4_weights_bf16 and the"
+        " like. auto mixes formats, other scopes take the first that an op may have.",
         metavar="FORMAT[,FORMAT]",
     ).field(None)
 

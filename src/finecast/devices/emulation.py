@@ -121,6 +121,11 @@ class Emulation:
             encoding=encoding,
         )
 
+    @property
+    def signed_codes(self) -> bool:
+        """Whether products on integers take signed codes without zero points alone."""
+        return self.target.engine(EngineRole.MATMUL).signed_codes
+
     def in_scope(self, node: Node) -> bool:
         """Whether the options cast ``node``."""
         info = by_name(node.op)

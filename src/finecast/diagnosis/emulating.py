@@ -192,7 +192,8 @@ def emulate(
     program = model.program(emulation)
     device = DeviceModel(program=program, workload=workload, reference=reference)
     if emulation.format.has_scales:
-        coded = calibrated_nodes(device.graph, emulation.format, device.facts)
+        signed = emulation.signed_codes
+        coded = calibrated_nodes(device.graph, emulation.format, device.facts, signed=signed)
         emulation = replace(emulation, encodings=coded)
     setting = setting_of(device.graph, emulation)
     metric, errors, op_contributions = (

@@ -41,6 +41,9 @@ FUSIONS: Final[Mapping[Format, Mapping[str, Fusion]]] = {
     Format.INT4_DYNAMIC_128: {"onnxruntime": Fusion(if_named=True)},
     # For compiled modules, whose products on integers are seen as they compile.
     Format.INT8_DYNAMIC_ROW: {},
+    # For modules, whose graphs state the products themselves.
+    Format.FP8: {},
+    Format.FP8_DYNAMIC_ROW: {},
 }
 """Engines that plans in a format are made for: their kernels dequantize operands."""
 

@@ -597,7 +597,11 @@ def dynamic(op: Op, x: Any, encoding: Dynamic) -> Any:
     else:
         least = op("maximum", ends, float(encoding.least))
         scales = op("divide", least, float(encoding.largest))
-        steps = op("round", op("divide", rows, scales), mode="half_to_even")
+        steps = op("divide", rows, scales)
+        floats = encoding.grid.has_floats
+        steps = (
+            _nearest(op, steps, E4M3) if floats else op("round", steps, mode="half_to_even")
+        )
         rounded_rows = op("multiply", steps, scales)
     return op("reshape", rounded_rows, op("shape_of", x), special_zero=False)
 

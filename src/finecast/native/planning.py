@@ -84,6 +84,7 @@ def make_planner(
         measured=how.measured,
         casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),
         coded_results=frozenset(f for f in policy.formats if codes_results(engine.name, f)),
+        signed_codes=engine.emulates is not None and engine.emulates.signed_codes,
     )
     return Planner(
         graph=graph,
@@ -129,7 +130,8 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
         if fmt not in prepared.states:
             _refuse(fmt, prepared)
         if fmt.has_scales and device is None and not engine.capability(fmt).runs:
-            needs = " on a CPU with integer products (VNNI)" if fmt.runs_on_codes else ""
+            on_integers = fmt.runs_on_codes and not fmt.has_float_codes
+            needs = " on a CPU with integer products (VNNI)" if on_integers else ""
             there = f"--engine {engines_for(fmt)}" if FUSIONS.get(fmt) else "PyTorch's module"
             raise UsageError(
                 speed_of(engine, fmt).text,

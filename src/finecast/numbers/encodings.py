@@ -163,7 +163,9 @@ class Scaled:
         for share in _SHARES:
             tried = np.maximum(scales * share, np.float32(Format.FP32.smallest_normal))
             tried = self.format.result.round(tried)
-            codes = np.clip(np.rint(rows / tried), self.grid.lowest, self.grid.highest)
+            codes = np.clip(
+                self.grid.nearest(rows / tried), self.grid.lowest, self.grid.highest
+            )
             error = np.square(codes * tried - rows).sum(axis=axis, keepdims=True)
             better = error < least
             best, least = np.where(better, tried, best), np.where(better, error, least)
@@ -301,7 +303,7 @@ class Scaled:
         grid, zero = self.grid, np.float32(self.zero_point)
         with np.errstate(over="ignore", invalid="ignore"):
             steps = np.asarray(np.asarray(x, np.float32) / scale)
-            np.rint(steps, out=steps)  # in place, as all that follows: weights may be large
+            steps = grid.nearest(steps)  # in place, as what follows: weights may be large
             steps += zero
         if shifts is not None:
             np.clip(steps, grid.lowest, grid.highest, out=steps)
@@ -528,8 +530,14 @@ class Dynamic:
 
     @property
     def largest(self) -> int:
-        """The largest code: values have 8 bits whatever the constants have."""
-        return Format.INT8_DYNAMIC.grid(constant=True).highest
+        """The largest code."""
+        return self.grid.highest
+
+    @property
+    def grid(self) -> Grid:
+        """The codes: integers of 8 bits whatever the constants have, or their low floats."""
+        of = self.format if self.format.has_float_codes else Format.INT8_DYNAMIC
+        return of.grid(constant=True)
 
     def round(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """The numbers that the codes of ``x`` stand for.
@@ -545,7 +553,7 @@ class Dynamic:
         rows = np.asarray(x, np.float32).reshape(-1, group)
         ends = np.maximum(np.abs(rows).max(axis=1, keepdims=True), self.least)
         scale = (ends / np.float32(self.largest)).astype(np.float32)
-        return np.asarray(np.rint(rows / scale) * scale, np.float32).reshape(x.shape)
+        return np.asarray(self.grid.nearest(rows / scale) * scale).reshape(x.shape)
 
     @property
     def least(self) -> np.float32:
@@ -619,7 +627,7 @@ class Encodings:
             return cls()
 
         stated = converted(content, _SavedEncodings)
-        if stated.operands and not fmt.multiplies_integers:
+        if stated.operands and not fmt.multiplies_codes:
             raise ValueError(f"{fmt.label} encodes constants alone, not operands")
 
         def of_value(content: dict[str, Any]) -> Scaled:

@@ -29,15 +29,30 @@ from finecast.numbers.rounding import convert_constant, round_to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """The integer codes of an encoding: all integers from ``lowest`` to ``highest``.
+    """The codes of an encoding: all numbers of a type from ``lowest`` to ``highest``.
 
-    In a ``symmetric`` grid the zero point is 0.
+    The type has integers, or low floats. In a ``symmetric`` grid the zero point is 0.
     """
 
     dtype: np.dtype[np.generic]
     lowest: int
     highest: int
     symmetric: bool = False
+
+    @property
+    def has_floats(self) -> bool:
+        """Whether codes are low floats, not integers."""
+        return self.dtype == _FP8
+
+    def nearest(self, steps: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The number of the type that is nearest to each of ``steps``, in place for integers.
+
+        Ties go to the even one; what is beyond the ends becomes an end only by a clip.
+        """
+        if not self.has_floats:
+            return np.rint(steps, out=steps)
+        within = np.clip(steps, self.lowest, self.highest)
+        return within.astype(self.dtype).astype(np.float32)
 
     def moved(self, zero_point: int) -> Grid:
         """The grid whose codes are larger by ``zero_point``, and stand for the same numbers.
@@ -88,7 +103,8 @@ class _Codes:
     constants. With ``groups``, sizes in order of
     preference, the numbers of a channel have a scale for each group of so many, and
     ``fewest_groups`` at least. Of a ``dynamic`` format the kernels themselves round the values
-    that meet such constants, to 8 bits: they find a scale for each so many numbers in a row.
+    that meet such constants, to integers of 8 bits, or to low floats as those of the
+    constants: they find a scale for each so many numbers in a row.
     """
 
     values: Grid | None
@@ -117,11 +133,13 @@ class _Layout:
     decoded: str | None = None
 
 
+_FP8: Final = np.dtype(ml_dtypes.float8_e4m3fn)
 # What x86's integer products take: unsigned values, and signed weights symmetric around 0.
 _UINT8: Final = Grid(dtype=np.dtype(np.uint8), lowest=0, highest=255)
 _INT8: Final = Grid(dtype=np.dtype(np.int8), lowest=-127, highest=127, symmetric=True)
 # Products of two values take no zero point, so that codes of negative numbers are signed.
 _SIGNED: Final = Grid(dtype=np.dtype(np.int8), lowest=-128, highest=127, symmetric=True)
+_E4M3: Final = Grid(dtype=_FP8, lowest=-448, highest=448, symmetric=True)
 _INT4: Final = Grid(dtype=np.dtype(ml_dtypes.int4), lowest=-7, highest=7, symmetric=True)
 # Values that kernels round have few numbers to a scale: one that is far larger than the others
 # costs only its group digits. 32 is OpenVINO's default (2026.4), and the least that ONNX
@@ -129,6 +147,7 @@ _INT4: Final = Grid(dtype=np.dtype(ml_dtypes.int4), lowest=-7, highest=7, symmet
 _DYNAMIC_GROUP: Final = 32
 # Kernels of ONNX Runtime are faster with fewer scales; 128 is what other tools write for it.
 _LARGE_GROUP: Final = 128
+_SIZES_OF_FP8: Final = 16
 WHOLE_ROW: Final = 0
 """As the size of groups: all numbers of a row share a scale. One sum of integers then makes an
 element of a product, which PyTorch's kernels take."""
@@ -140,8 +159,10 @@ _BY_CHANNELS: Final = _Codes(values=None, constants=_INT8)
 
 def _coded(codes: _Codes, decoded: str | None = None) -> _Layout:
     """The layout of codes whose sign is a bit of its own, with fp32 scales."""
-    bits = ml_dtypes.iinfo(codes.constants.dtype).bits
-    mantissa_bits = bits - 1
+    dtype = codes.constants.dtype
+    floats = codes.constants.has_floats
+    bits = (ml_dtypes.finfo if floats else ml_dtypes.iinfo)(dtype).bits
+    mantissa_bits = ml_dtypes.finfo(dtype).nmant if floats else bits - 1
     return _Layout(
         exponent_bits=8, mantissa_bits=mantissa_bits, bits=bits, codes=codes, decoded=decoded
     )
@@ -192,6 +213,12 @@ class Format(Enum):
     INT4_WEIGHTS = "int4_weights", _coded(_BY_GROUPS)
     INT8_DYNAMIC = "int8_dynamic", _coded(replace(_BY_CHANNELS, dynamic=_DYNAMIC_GROUP))
     INT8_DYNAMIC_ROW = "int8_dynamic_row", _coded(replace(_BY_CHANNELS, dynamic=WHOLE_ROW))
+    # One scale for a value, observed on data, and one for weights.
+    FP8 = "fp8", _coded(_Codes(values=_E4M3, constants=_E4M3))
+    FP8_DYNAMIC_ROW = (
+        "fp8_dynamic_row",
+        _coded(_Codes(values=None, constants=_E4M3, dynamic=WHOLE_ROW)),
+    )
     INT4_DYNAMIC = "int4_dynamic", _coded(replace(_BY_GROUPS, dynamic=_DYNAMIC_GROUP))
     INT8_DYNAMIC_128 = "int8_dynamic_128", _coded(replace(_BY_CHANNELS, dynamic=_LARGE_GROUP))
     # A kernel of ONNX Runtime has one size of groups for both operands.
@@ -344,9 +371,28 @@ class Format(Enum):
         return codes is not None and codes.values is not None
 
     @cached_property
-    def multiplies_integers(self) -> bool:
+    def multiplies_codes(self) -> bool:
         """Whether kernels multiply codes, of values encoded before or as they are read."""
         return self.runs_on_codes or self.dynamic_group is not None
+
+    @cached_property
+    def multiplies_integers(self) -> bool:
+        """Whether kernels multiply codes other than low floats of whole tensors and rows."""
+        return self.multiplies_codes and not self.has_float_codes
+
+    @cached_property
+    def has_float_codes(self) -> bool:
+        """Whether codes are low floats, with scales of whole tensors, or rows and channels."""
+        codes = self._layout.codes
+        return codes is not None and codes.constants.has_floats
+
+    @property
+    def size_multiple(self) -> int:
+        """What both sizes of a matrix are multiples of, where a kernel reads it.
+
+        Of fp8's on GPUs: ``torch._scaled_mm``, by its documentation in PyTorch 2.13.
+        """
+        return _SIZES_OF_FP8 if self.has_float_codes else 1
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
@@ -499,6 +545,8 @@ _BY_ALIAS = {
     "w4": Format.INT4_WEIGHTS,
     "w8a8_dynamic": Format.INT8_DYNAMIC,
     "w4a8_dynamic": Format.INT4_DYNAMIC,
+    "float8": Format.FP8,
+    "float8_dynamic_row": Format.FP8_DYNAMIC_ROW,
     "mxfp8": Format.MXFP8_E4M3,
     "mxfp4_e2m1": Format.MXFP4,
 }

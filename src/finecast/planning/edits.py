@@ -173,7 +173,7 @@ def _rounded(
             if source is None or not follows or _holds(fmt, stored.get(source)):
                 continue
             to = scaled.at(index) if scaled is not None else fmt
-            if isinstance(to, Scaled) and not (fmt.encodes_values or fmt.multiplies_integers):
+            if isinstance(to, Scaled) and not (fmt.encodes_values or fmt.multiplies_codes):
                 to = to.moved(apart)
             if to is not None and not isinstance(to, Dynamic):
                 wanted.setdefault((source, to), []).append(Use(node=number, index=index))

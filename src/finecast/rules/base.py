@@ -74,6 +74,8 @@ class Context:
     casts_around: frozenset[Format] = frozenset()
     # Formats with parameters in which the engine needs results stored as codes, too.
     coded_results: frozenset[Format] = frozenset()
+    # Whether values are encoded around 0, as the device's products on integers take them.
+    signed_codes: bool = False
     # The encodings in the low format that were found so far, by node id.
     encodings: dict[int, Encodings] = field(init=False, default_factory=dict[int, Encodings])
 

@@ -35,6 +35,7 @@ def calibrated(
     calibration: Calibration = Calibration.MINMAX,
     *,
     results: bool = False,
+    signed: bool = False,
 ) -> Encodings:
     """The encodings of the operands of ``node`` in ``fmt``, a format with parameters.
 
@@ -45,7 +46,7 @@ def calibrated(
     encodings for keep those. Values that are only moved from one another have the same
     encoding. With ``results`` the result is encoded as well, where ``coded_result`` has one.
     Without, kernels of products of two values take no zero points: what they read has signed
-    codes, but for first operands without negative numbers.
+    codes, but for first operands without negative numbers. With ``signed`` all values have.
 
     Raises:
         ValueError: If the op cannot run in ``fmt``, or an operand was not observed or had NaN
@@ -56,13 +57,17 @@ def calibrated(
         index: Dynamic(format=fmt, group=group) for index in rounded_operands(graph, node, fmt)
     }
     constants: dict[int, Stored] = {}
+
+    def encoded(value: Value) -> Scaled:
+        return _encoded(graph, value, facts, fmt, calibration, results=results, signed=signed)
+
     for index, axes in scaled_operands(graph, node, fmt).items():
         source = node.inputs[index]
         assert source is not None
         value = graph.values[source]
         try:
             if value.constant is None:
-                operands[index] = _encoded(graph, value, facts, fmt, calibration, results)
+                operands[index] = encoded(value)
             else:
                 constants[index] = _stored(graph, node, index, axes, fmt, facts, calibration)
         except ValueError as error:
@@ -71,7 +76,7 @@ def calibrated(
     if result_value is None:
         return Encodings(operands=operands, constants=constants, result=fmt.result)
     try:
-        result = _encoded(graph, result_value, facts, fmt, calibration, results)
+        result = encoded(result_value)
     except ValueError as error:
         raise ValueError(f"{result_value.name} has no {fmt.label} scale: {error}") from error
     return Encodings(operands=operands, constants=constants, result=result)
@@ -131,7 +136,13 @@ def encodings_in(context: Context, node: Node) -> Encodings:
     if node.id not in known:
         how, results = context.policy.calibration, fmt in context.coded_results
         known[node.id] = calibrated(
-            context.graph, node, fmt, context.facts, how, results=results
+            context.graph,
+            node,
+            fmt,
+            context.facts,
+            how,
+            results=results,
+            signed=context.signed_codes,
         )
     return known[node.id]
 
@@ -159,19 +170,24 @@ def _lack(graph: Graph, node: Node, fmt: Format, facts: Facts) -> Iterator[str]:
         values = [graph.values[i] for i in sources if i is not None]
         for value in (v for v in values if v.constant is None):
             try:
-                _encoded(graph, value, facts, fmt, Calibration.MINMAX, results=False)
+                _encoded(graph, value, facts, fmt, Calibration.MINMAX)
             except ValueError as error:
                 if _seen(graph, value, facts) is not None:
                     yield f"{value.name} has no {fmt.label} scale, {error}"
 
 
-def calibrated_nodes(graph: Graph, fmt: Format, facts: Facts) -> dict[int, Encodings]:
-    """The encodings of every fp32 op that can run in ``fmt``, by node id."""
+def calibrated_nodes(
+    graph: Graph, fmt: Format, facts: Facts, *, signed: bool = False
+) -> dict[int, Encodings]:
+    """The encodings of every fp32 op that can run in ``fmt``, by node id.
+
+    ``signed`` is as for ``calibrated``.
+    """
     encodings: dict[int, Encodings] = {}
     for node in graph.float_nodes:
         if node.format is Format.FP32:
             with suppress(ValueError):
-                encodings[node.id] = calibrated(graph, node, fmt, facts)
+                encodings[node.id] = calibrated(graph, node, fmt, facts, signed=signed)
     return encodings
 
 
@@ -186,15 +202,18 @@ def _encoded(
     facts: Facts,
     fmt: Format,
     calibration: Calibration,
-    results: bool,
+    *,
+    results: bool = False,
+    signed: bool = False,
 ) -> Scaled:
     """The encoding that the value's origin came with, else one that covers the facts.
 
-    ``results`` is as for ``calibrated``.
+    ``results`` and ``signed`` are as for ``calibrated``.
     """
     source, seen = origin(graph, value), _seen(graph, value, facts)
     first, second = (source.id in graph.once(factors, index) for index in (0, 1))
-    signed = not results and (second or (first and seen is not None and seen.lowest < 0))
+    negative = seen is not None and seen.lowest < 0
+    signed = signed or (not results and (second or (first and negative)))
     grid = fmt.grid(constant=False, signed=signed)
     came = _came_as(source, fmt, grid, calibration)
     if came is not None:

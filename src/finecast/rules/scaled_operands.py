@@ -46,7 +46,9 @@ def scaled_operands(graph: Graph, node: Node, fmt: Format) -> Axes:
         find = _OPERANDS.get(node.op)
         if find is None:
             raise ValueError(f"no engine here runs {node.op} on integers")
-        return find(graph, node)
+        _check_sizes(graph, node, fmt)
+        axes = find(graph, node)
+        return dict.fromkeys(axes, ()) if fmt.has_float_codes else axes
     find = _WEIGHTS.get(node.op)
     if find is None:
         raise ValueError(f"no engine here computes {node.op} from weights in {fmt.label}")
@@ -67,7 +69,19 @@ def rounded_operands(graph: Graph, node: Node, fmt: Format) -> tuple[int, ...]:
     count = summed(graph, node)
     if count is None or (group and count % group):
         raise ValueError(f"its sums of {count} numbers are not whole groups of {group}")
+    _check_sizes(graph, node, fmt)
     return (0,)
+
+
+def _check_sizes(graph: Graph, node: Node, fmt: Format) -> None:
+    """Raise ValueError for a matrix of weights that kernels in ``fmt`` do not take."""
+    weights = _operand(graph, node, 1)
+    shape = () if weights is None else weights.shape or ()
+    if any(not isinstance(d, int) or d % fmt.size_multiple for d in shape):
+        sizes = " x ".join(map(str, shape))
+        raise ValueError(
+            f"its weights are {sizes}, and {fmt.label} takes multiples of {fmt.size_multiple}"
+        )
 
 
 def summed(graph: Graph, node: Node) -> int | None:

@@ -20,9 +20,15 @@ def run(
         typer.Option(
             metavar="TOOL",
             help="torchao, nncf, onnxruntime, onnxconverter-common, modelopt-autocast,"
-            " llm-compressor, coremltools or neuron.",
+            " llm-compressor, coremltools, neuron or tensorrt.",
         ),
     ],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", metavar="MODEL", help="For tensorrt: the plan's model, as ONNX in FP32."
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="By default it is printed."),
@@ -33,17 +39,20 @@ def run(
     """Write a plan in the words of another tool, whose kernels then run it.
 
     For most tools that is a module of Python with one function, for llm-compressor a recipe,
-    for neuron a line of flags. No tool has to be installed here. Ops that a tool cannot state
-    as they are planned are listed; they are in FP32 in what it makes.
+    for neuron a line of flags, for tensorrt a script with a strongly typed model beside it.
+    No tool has to be installed here. Ops that a tool cannot state as they are planned are
+    listed; they are in FP32 in what it makes.
 
     Examples:
       finecast export tuned.plan.json --to onnxconverter-common -o to_fp16.py
 
       finecast export module.plan.json --to torchao -o quantize.py
+
+      finecast export tuned.plan.json --to tensorrt --model model.onnx -o engine.py
     """
     from finecast_export.exporting import export
 
-    exported = export(plan, to, output, force=force)
+    exported = export(plan, to, output, model=model, force=force)
     if as_json:
         write_json(exported.to_dict())
         return

@@ -11,13 +11,16 @@ import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from finecast import Format, Plan
 from finecast.errors import UsageError
 from finecast.files import check_writable, write_text
 from finecast.naming import look_up
 from finecast.planning import Decision
+
+if TYPE_CHECKING:
+    import onnx
 
 TOOLS: Final = {
     "torchao": "torchao",
@@ -28,8 +31,11 @@ TOOLS: Final = {
     "llm-compressor": "llm_compressor",
     "coremltools": "coremltools",
     "neuron": "neuron",
+    "tensorrt": "tensorrt",
 }
 """The module of each tool, in ``finecast_export.tools``, by its name on the command line."""
+_TAKES_MODEL: Final = "tensorrt"
+"""The tool that gets the plan's model, too, in its own file format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +91,8 @@ class Exported:
         stated: How many ops it has in each low format.
         left_out: The ops that it has in FP32 though the plan lowers them.
         notes: What the tool does otherwise than the plan.
+        write_model: Writes a model that the text reads: beside it, under its name with
+            ``.onnx``. None if the text is all.
     """
 
     tool: str
@@ -92,11 +100,13 @@ class Exported:
     stated: Mapping[str, int]
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
+    write_model: Callable[[Path], None] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON content."""
+        """The fields as JSON content, without the model."""
         left_out = [one.to_dict() for one in self.left_out]
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        del fields["write_model"]
         return {**fields, "left_out": left_out, "stated": dict(self.stated)}
 
 
@@ -190,6 +200,7 @@ def export(
     to: str,
     output: str | Path | None = None,
     *,
+    model: Path | str | onnx.ModelProto | None = None,
     force: bool = False,
 ) -> Exported:
     """A plan in the words of another tool.
@@ -197,7 +208,8 @@ def export(
     Args:
         plan: The plan, or its file.
         to: The tool: one of ``TOOLS``.
-        output: Where the text is written; None for nowhere.
+        output: Where the text is written; None for nowhere. A model goes beside it.
+        model: The plan's model, which ``tensorrt`` needs.
         force: Replace a file that is there.
 
     Raises:
@@ -207,7 +219,8 @@ def export(
     tool = look_up(to, {name: name for name in TOOLS}, what="tool", where="--to")
     known = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
     module = importlib.import_module(f"finecast_export.tools.{TOOLS[tool]}")
-    exported: Exported = module.export(known)
+    _check_model(tool, model)
+    exported: Exported = module.export(known, *(() if model is None else (model,)))
     if not exported.stated and known.lowers and tool != "neuron":
         why = exported.left_out[0].text if exported.left_out else "no op of it has numbers"
         raise UsageError(
@@ -219,6 +232,28 @@ def export(
         )
     if output is not None:
         path = Path(output)
+        beside = path.with_suffix(".onnx")
         check_writable(path, force=force)
+        if exported.write_model is not None:
+            if path == beside:
+                raise UsageError(
+                    "the script would be where its model is",
+                    where=str(path),
+                    fix="end it in .py",
+                )
+            check_writable(beside, force=force)
+            exported.write_model(beside)
         write_text(path, exported.text)
     return exported
+
+
+def _check_model(tool: str, model: object) -> None:
+    """Raise UsageError if the tool needs a model and has none, or takes none and has one."""
+    if (tool == _TAKES_MODEL) == (model is not None):
+        return
+    needs = model is None
+    raise UsageError(
+        f"{tool} {'gets the model in its types' if needs else 'takes the plan alone'}",
+        where="--model",
+        fix="name the model that the plan is for" if needs else "leave it out",
+    )

@@ -57,7 +57,7 @@ class TorchEngine(Engine):
     reads_onnx: bool = False
     untried: str = (
         "int8 and int8_dynamic_row are tried where they are named, as auto:bf16,int8"
-        " (weights are then frozen)"
+        " (weights are then frozen), and fp8 and fp8_dynamic_row"
     )
     lacking: frozenset[str] = frozenset()
 
@@ -84,7 +84,7 @@ class TorchEngine(Engine):
     def has_kernel(self, node: Node, fmt: Format) -> bool | None:
         """Whether an op has a kernel, as far as runs of this model have told."""
         works = (
-            takes_codes(node) if fmt.multiplies_integers else node.native not in self.lacking
+            takes_codes(node, fmt) if fmt.multiplies_codes else node.native not in self.lacking
         )
         return None if works else False
 

@@ -174,7 +174,7 @@ class KernelTimes:
         """
         if not self._is_measured(node) or expected_s * self.threads > _LONGEST_S:
             return None
-        formats = [f for f in self.formats if not f.multiplies_integers or takes_codes(node)]
+        formats = [f for f in self.formats if not f.multiplies_codes or takes_codes(node, f)]
         if fmt not in formats:
             return math.inf
         fx = self.binding.nodes[node.id]
@@ -186,8 +186,8 @@ class KernelTimes:
 
     @property
     def frozen(self) -> bool:
-        """Whether weights are packed: they are if a format with integers is compared."""
-        return any(f.multiplies_integers for f in self.formats)
+        """Whether weights are packed: on CPUs, if a format with integers is compared."""
+        return self.device == "cpu" and any(f.multiplies_integers for f in self.formats)
 
     def _is_measured(self, node: Node) -> bool:
         if not by_name(node.op).matmul_engine:
@@ -221,6 +221,10 @@ class KernelTimes:
                 return None  # a format has no kernel, which ``kernel_check`` finds
 
     def _call(self, node: Node, fx: FxNode, fmt: Format) -> rates.Call:
+        if fmt.has_float_codes or (fmt.multiplies_integers and self.device != "cpu"):
+            arguments = named_arguments(fx)
+            columns = _sizes(arguments["weight"])[0]
+            return rates.coded_linear(_sizes(arguments["input"]), columns, fmt, self.device)
         if self.frozen and takes_codes(node) and self._weighted(node):
             arguments = named_arguments(fx)
             values, weights = _sizes(arguments["input"]), _sizes(arguments["weight"])

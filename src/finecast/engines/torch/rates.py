@@ -93,6 +93,9 @@ def _products(device: str, formats: Sequence[Format]) -> list[list[float]]:
     for rows, inner, columns in _sizes(device).products:
         runs: list[Call] = []
         for fmt in formats:
+            if fmt.has_float_codes or (fmt.multiplies_integers and device != "cpu"):
+                runs.append(coded_linear((rows, inner), columns, fmt, device))
+                continue
             if fmt.multiplies_integers:
                 runs.append(linear((rows, inner), columns, fmt, bias=False))
                 continue
@@ -164,13 +167,19 @@ def capabilities(device: str) -> dict[Format, Capability]:
     by_format[Format.TF32] = Capability(
         runs=False, reason="a switch of fp32: torch.set_float32_matmul_precision"
     )
-    for fmt in CODES:
+    for fmt in (f for f in CODES if f.multiplies_integers):
         by_format[fmt] = Capability(
             runs=False,
             reason="products alone, in modules that torch.compile makes with frozen weights:"
             f' finecast.torch.tune(..., policy="auto:{fmt.label},bf16")',
         )
     by_format[Format.FP32] = Capability(runs=True, speed=1.0)
+    for fmt in (f for f in CODES if f.has_float_codes):
+        by_format[fmt] = Capability(
+            runs=False,
+            reason="linear layers alone, fast on GPUs with fp8 products:"
+            f' finecast.torch.tune(..., policy="auto:{fmt.label},bf16")',
+        )
     for fmt in (Format.BF16, Format.FP16):
         by_format[fmt] = Capability(runs=True, speed=rate_here(device, fmt).speed)
     return by_format
@@ -224,6 +233,25 @@ def linear(shape: Sequence[int], columns: int, fmt: Format, *, bias: bool = True
     weights = torch.ops.mkldnn._reorder_linear_weight(plain, rows)
     pointwise = torch.ops.mkldnn._linear_pointwise
     return lambda: pointwise(values, weights, added, "none", [], "")
+
+
+def coded_linear(shape: Sequence[int], columns: int, fmt: Format, device: str) -> Call:
+    """A product of codes of ``shape`` with those of weights of ``columns`` outputs.
+
+    It is the op that modules state: in fp8, or in integers on a GPU.
+
+    Raises:
+        RuntimeError: If there is no such kernel.
+    """
+    *front, inner = shape
+    dtype = torch.float8_e4m3fn if fmt.has_float_codes else torch.int8
+    values = torch.ones((math.prod(front), inner), device=device).to(dtype)
+    weights = torch.ones((columns, inner), device=device).to(dtype).t()
+    if not fmt.has_float_codes:
+        return lambda: torch.ops.aten._int_mm.default(values, weights)
+    one = torch.ones((), device=device)
+    kernel = torch.ops.aten._scaled_mm.default
+    return lambda: kernel(values, weights, one, one, None, None, torch.float32)
 
 
 def coded_conv2d(

@@ -1,6 +1,8 @@
-"""Quantize and dequantize nodes, by which PyTorch states values and constants as int8 codes.
+"""Quantize and dequantize nodes, by which PyTorch states values and constants as 8-bit codes.
 
-Inductor's passes for x86 recognise them around products and run those on integers.
+Inductor's passes for x86 recognise those of int8 around products and run these on integers.
+On GPUs, and in fp8, products are stated as such (``scaled_products``): no pass recognises
+them.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule
@@ -17,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 from finecast.frontends.torch.aten import named_arguments, native_name
 from finecast.frontends.torch.restating import conversion
 from finecast.numbers.encodings import Dynamic, Scaled
-from finecast.numbers.formats import Format
+from finecast.numbers.formats import Format, Grid
 
 _CAST: Final = torch.ops.aten._to_copy.default
 _CONV: Final = torch.ops.aten.conv2d.default
@@ -26,11 +29,21 @@ _BY_AXIS: Final = ("stride", "padding", "dilation")
 _LINEAR: Final = torch.ops.aten.linear.default
 _RESHAPE: Final = torch.ops.aten.reshape.default
 _RESHAPES: Final = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape"})
-CODES: Final = (Format.INT8, Format.INT8_DYNAMIC_ROW)
+CODES: Final = (
+    Format.INT8,
+    Format.INT8_DYNAMIC_ROW,
+    Format.FP8,
+    Format.FP8_DYNAMIC_ROW,
+)
 """Formats of codes that modules state."""
 _ROWS: Final = (1.0, 128, 1, 255, torch.uint8)
 """How a row is encoded after the division by its scale: Inductor's kernels take values as
 unsigned codes, with one scale for the whole tensor."""
+_ADD: Final = torch.ops.aten.add.Tensor
+_MUL: Final = torch.ops.aten.mul.Tensor
+BIASED: Final = "finecast_biased"
+"""In the metadata of a node: it adds the bias of a layer whose rows are scaled."""
+_FP8: Final = torch.float8_e4m3fn
 OPS_MODULE: Final = "torch.ao.quantization.fx._decomposed"
 """What registers the ops on codes, as it is imported."""
 
@@ -41,9 +54,26 @@ def coded_ops() -> Any:
     return torch.ops.quantized_decomposed
 
 
+def states_product(operand: FxNode, grid: Grid) -> bool:
+    """Whether products on such codes are stated: on GPUs all are, on CPUs those in fp8."""
+    known = operand.meta.get("val")
+    return grid.has_floats or (known is not None and known.device.type != "cpu")
+
+
+def _code_type(grid: Grid) -> torch.dtype:
+    return _FP8 if grid.has_floats else torch.int8
+
+
 def round_trip(graph: FxGraph, value: FxNode, to: Scaled) -> tuple[FxNode, FxNode]:
     """New nodes that encode ``value`` with one scale, and decode it to fp32."""
     grid = to.grid
+    if grid.has_floats:
+        steps = called(graph, torch.ops.aten.div.Tensor, value, to.scale[0])
+        ends = float(grid.lowest), float(grid.highest)
+        steps = called(graph, torch.ops.aten.clamp.default, steps, *ends)
+        codes = called(graph, _CAST, steps, dtype=_FP8)
+        back = called(graph, _CAST, codes, dtype=torch.float32)
+        return codes, called(graph, _MUL, back, to.scale[0])
     dtype: torch.dtype = getattr(torch, grid.dtype.name)
     range_of = (to.scale[0], to.zero_point, grid.lowest, grid.highest, dtype)
     codes = graph.call_function(coded_ops().quantize_per_tensor.default, (value, *range_of))
@@ -57,13 +87,18 @@ def rounded_rows(graph: FxGraph, value: FxNode, to: Dynamic) -> tuple[FxNode, Fx
     Gives what is decoded without the scales, and these. ``Dynamic.round`` is their product.
     """
     aten = torch.ops.aten
-    magnitudes = _called(graph, aten.abs.default, value)
-    ends = _called(graph, aten.amax.default, magnitudes, [-1], True)
-    ends = _called(graph, aten.clamp_min.default, ends, float(to.least))
-    scales = _called(graph, aten.div.Tensor, ends, float(to.largest))
-    steps = _called(graph, aten.div.Tensor, value, scales)
-    codes = _called(graph, coded_ops().quantize_per_tensor.default, steps, *_ROWS)
-    return _called(graph, coded_ops().dequantize_per_tensor.default, codes, *_ROWS), scales
+    magnitudes = called(graph, aten.abs.default, value)
+    ends = called(graph, aten.amax.default, magnitudes, [-1], True)
+    ends = called(graph, aten.clamp_min.default, ends, float(to.least))
+    scales = called(graph, aten.div.Tensor, ends, float(to.largest))
+    steps = called(graph, aten.div.Tensor, value, scales)
+    if states_product(value, to.grid):
+        # A quotient may be the largest code times 1 + 2^-23, which is rounded to that code.
+        whole = steps if to.grid.has_floats else called(graph, aten.round.default, steps)
+        codes = called(graph, _CAST, whole, dtype=_code_type(to.grid))
+        return called(graph, _CAST, codes, dtype=torch.float32), scales
+    codes = called(graph, coded_ops().quantize_per_tensor.default, steps, *_ROWS)
+    return called(graph, coded_ops().dequantize_per_tensor.default, codes, *_ROWS), scales
 
 
 def scaled_rows(product: FxNode, scales: FxNode) -> FxNode:
@@ -71,33 +106,49 @@ def scaled_rows(product: FxNode, scales: FxNode) -> FxNode:
     arguments, graph, readers = named_arguments(product), product.graph, list(product.users)
     product.args, product.kwargs = (arguments["input"], arguments["weight"]), {}
     with graph.inserting_before(product.next):
-        result = _called(graph, torch.ops.aten.mul.Tensor, product, scales)
+        result = called(graph, _MUL, product, scales)
         if (bias := arguments.get("bias")) is not None:
-            result = _called(graph, torch.ops.aten.add.Tensor, result, bias)
+            result = called(graph, _ADD, result, bias)
+            result.meta[BIASED] = True
     for reader in readers:
         reader.replace_input_with(product, result)
     return result
 
 
-def _called(graph: FxGraph, op: Any, source: FxNode, *args: Any) -> FxNode:
+def called(
+    graph: FxGraph, op: Any, source: FxNode, *args: Any, dtype: torch.dtype | None = None
+) -> FxNode:
     """A new node with the fake result of ``op``."""
-    call = graph.call_function(op, (source, *args))
+    typed: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    call = graph.call_function(op, (source, *args), typed)
     plain = (a.meta["val"] if isinstance(a, FxNode) else a for a in call.args)
-    call.meta = {**source.meta, "val": op(*plain)}
+    call.meta = {**source.meta, "val": op(*plain, **typed)}
     return call
 
 
 def stored_codes(tensor: torch.Tensor, to: Scaled) -> dict[str, torch.Tensor]:
     """The tensors that a constant is stored as: codes, and scales and zeros of channels."""
     scale = torch.tensor(to.scale, dtype=torch.float32)
-    codes = torch.from_numpy(to.encode(tensor.detach().cpu().numpy())).contiguous()
-    zero = torch.full(scale.shape, to.zero_point, dtype=torch.int64)
-    return {"codes": codes, "scale": scale, "zero": zero}
+    encoded = to.encode(tensor.detach().cpu().numpy())
+    if to.grid.has_floats:  # numpy's own types have none of them
+        codes = torch.from_numpy(encoded.view(np.uint8)).view(_FP8)
+    else:
+        codes = torch.from_numpy(encoded)
+    parts = {"codes": codes.contiguous(), "scale": scale}
+    if not to.grid.has_floats:
+        parts["zero"] = torch.full(scale.shape, to.zero_point, dtype=torch.int64)
+    return {name: part.to(tensor.device) for name, part in parts.items()}
 
 
 def read_back(graph: FxGraph, stored: dict[str, FxNode], to: Scaled) -> FxNode:
     """A new node that decodes the tensors of ``stored_codes`` to fp32."""
     grid = to.grid
+    if states_product(stored["codes"], grid):
+        numbers = called(graph, _CAST, stored["codes"], dtype=torch.float32)
+        scales = stored["scale"]
+        if to.axis is not None:
+            scales = called(graph, torch.ops.aten.unsqueeze.default, scales, 1)
+        return called(graph, _MUL, numbers, scales)
     dtype: torch.dtype = getattr(torch, grid.dtype.name)
     codes, scale, zero = (stored[name] for name in ("codes", "scale", "zero"))
     if to.axis is None:
@@ -187,7 +238,7 @@ def _read_rows(product: FxNode) -> bool:
     graph, codes = product.graph, steps[-1].all_input_nodes[0]
     with graph.inserting_before(product):
         shape = codes.meta["val"].shape
-        axes = [_size(codes, axis) for axis in range(len(shape) - 1)]
+        axes = [size_of(codes, axis) for axis in range(len(shape) - 1)]
         read = graph.call_function(_RESHAPE, (codes, [-1, shape[-1]]))
         read.meta = {**codes.meta, "val": codes.meta["val"].flatten(0, -2)}
         for step in reversed(steps):
@@ -209,7 +260,7 @@ def _reshapes_to(reader: FxNode, like: Any) -> bool:
     return statically_known_true(sym_eq(reader.meta["val"].shape, like.shape))
 
 
-def _size(node: FxNode, axis: int) -> int | FxNode:
+def size_of(node: FxNode, axis: int) -> int | FxNode:
     """The size of an axis: a number, or a new node that computes it."""
     size = node.meta["val"].shape[axis]
     if isinstance(size, int):

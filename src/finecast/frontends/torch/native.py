@@ -58,6 +58,7 @@ from finecast.frontends.torch.reader import (
 )
 from finecast.frontends.torch.restating import free_of_strides, simplify_casts
 from finecast.frontends.torch.runnable import RunnableModule
+from finecast.frontends.torch.scaled_products import state_products
 from finecast.graph import SCALARS, Graph
 from finecast.numbers import roundmodes
 from finecast.numbers.encodings import Encoding, Scaled
@@ -117,6 +118,8 @@ def apply_edits(model: TorchNative, edits: Sequence[Edit]) -> None:
     replay(model, edits)
     module = model.binding.module
     module.graph.eliminate_dead_code()
+    if any(isinstance(edit, KernelRounding | RoundTrip) for edit in edits):
+        state_products(module)
     if edits:
         simplify_casts(module)
         if any(isinstance(edit, RoundTrip) for edit in edits):
@@ -253,7 +256,7 @@ class TorchNative(NativeModel):
         assert isinstance(to, Scaled)
         parts = self._kept(value, to, lambda tensor: stored_codes(tensor, to))
         source = self.tensor(value)
-        with self._fx.inserting_after([*parts.values()][-1]):
+        with self._fx.inserting_before([*parts.values()][-1].next):
             back = read_back(self._fx, parts, to)
         return _mark(back, source, source.meta["val"].to(torch.float32))
 
@@ -290,9 +293,7 @@ class TorchNative(NativeModel):
         assert isinstance(to, Scaled)
         fake = tensor.meta["val"].to(torch.float32)
         with self._after(tensor):
-            # Each node is put right after ``tensor``, the second before the first: reorder.
             codes, back = round_trip(self._fx, tensor, to)
-            codes.append(back)
         _mark(codes, tensor, fake.to(getattr(torch, to.dtype.name)))
         return _mark(back, tensor, fake)
 

@@ -101,7 +101,7 @@ class TorchConverter(Converter):
 
     def convert(self, policy: Policy, **options: Any) -> Converted:
         """As ``Converter.convert``; integers are refused where ops had to be measured."""
-        if uses_codes(policy):
+        if uses_codes(policy, self.engines[0].device):
             if policy.scope is Scope.AUTO and not options.get("target"):
                 raise UsageError(
                     f"policy {policy.label}: what is converted by it is measured, op by op",
@@ -118,8 +118,7 @@ class TorchConverter(Converter):
         if not isinstance(engine, TorchEngine):
             return Converter._planner(self, prepared, request, facts)
         assert isinstance(prepared, TorchPrepared)
-        if uses_codes(policy):
-            check_device(policy, device_kind(prepared.captured.module))
+        check_device(policy, device_kind(prepared.captured.module))
         how = Judging(
             facts=facts,
             user_rules=request.user_rules,
@@ -128,7 +127,10 @@ class TorchConverter(Converter):
         planner, told = judged(
             self.source, prepared, policy, engine, how, self.examples, self.progress
         )
-        runs = any(d.format.multiplies_integers for d in planner.lowest().decisions)
+        lowest = planner.lowest().decisions
+        runs = uses_codes(policy, engine.device) and any(
+            d.format.multiplies_integers for d in lowest
+        )
         self.told.extend((*told, *((HOW_TO_RUN,) if runs else ())))
         return planner
 
@@ -142,7 +144,7 @@ class TorchConverter(Converter):
         """The plan by the scope: ``auto`` and ``like-autocast`` within autocast's error."""
         policy = planner.policy
         chosen = policy.scope in (Scope.AUTO, Scope.LIKE_AUTOCAST) and planner.is_free
-        if target is not None or not chosen or uses_codes(policy):
+        if target is not None or not chosen or uses_codes(policy, self.engines[0].device):
             return Converter._choose(self, prepared, planner, facts, target)
         assert isinstance(prepared, TorchPrepared)
         measures = policy.scope is Scope.AUTO

@@ -114,7 +114,7 @@ def judged(
                 fix="exclude these ops by a rule, and report the module",
             )
         engine = engine.without(missing)
-    if not uses_codes(policy):
+    if not uses_codes(policy, engine.device):
         return planner, ()
     return with_codes(captured, planner, model.signature.unflattened(leaves), progress)
 
@@ -190,7 +190,7 @@ def measured_errors(
     captured, feeds, points = prepared.captured, exact.calls[0], times.points
     sensitivities: dict[Format, Sensitivity] = {}
     floats = {
-        fmt: at for fmt, at in points.items() if not fmt.multiplies_integers and not probing
+        fmt: at for fmt, at in points.items() if not fmt.multiplies_codes and not probing
     }
     if floats:
         leaves = ProgramSignature.of(captured.program).leaves(feeds)
@@ -354,6 +354,7 @@ def autocast_formats(
 
 # ------------------------------------- plans in int8, for modules compiled with frozen weights
 
+_GPU: Final = "cuda"
 FREEZING: Final = "torch._inductor.config.freezing = True"
 HOW_TO_RUN: Final = (
     f"set {FREEZING} and run it by torch.compile under torch.no_grad():"
@@ -372,11 +373,13 @@ _SLACK: Final = Format.INT8.unit_roundoff
 _MOST_TURNS: Final = 4
 
 
-def uses_codes(policy: Policy) -> bool:
-    """Whether ops may read codes: modules are then compiled with frozen weights."""
-    return policy.scope is not Scope.NONE and any(
-        f.multiplies_integers for f in policy.formats
-    )
+def uses_codes(policy: Policy, device: str) -> bool:
+    """Whether ops may read integers that compiled modules with frozen weights multiply.
+
+    On GPUs graphs state such products themselves.
+    """
+    integers = any(f.multiplies_integers for f in policy.formats)
+    return integers and policy.scope is not Scope.NONE and device.lower() != _GPU
 
 
 def with_codes(
@@ -466,11 +469,23 @@ def _compiled(
         ) from error
 
 
+_FP8_SINCE: Final = (8, 9)
+"""The first compute capability of GPUs with products in fp8."""
+
+
 def check_device(policy: Policy, device: str) -> None:
-    """Raise UsageError for products on integers on a device other than the CPU."""
-    coded = next((f.label for f in policy.formats if f.multiplies_integers), None)
-    if coded is not None and device != "cpu":
-        raise UsageError(
-            f"{coded} on {device}: plans are made for the CPU's kernels",
-            fix="use bf16 or fp16",
-        )
+    """Raise UsageError for products on codes that the device has no kernels for."""
+    for fmt in (f for f in policy.formats if f.multiplies_codes and device != "cpu"):
+        if device != _GPU or (fmt.runs_on_codes and not fmt.has_float_codes):
+            raise UsageError(
+                f"{fmt.label} on {device}: plans are made for the CPU's kernels",
+                fix=f"use {Format.INT8_DYNAMIC_ROW.label}, bf16 or fp16"
+                if device == _GPU
+                else "use bf16 or fp16",
+            )
+        if fmt.has_float_codes and torch.cuda.get_device_capability() < _FP8_SINCE:
+            raise UsageError(
+                f"{fmt.label} on {device}: it takes a GPU with fp8 products (Ada, Hopper or"
+                " later)",
+                fix="use bf16 or fp16",
+            )

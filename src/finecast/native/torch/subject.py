@@ -207,13 +207,14 @@ class TorchSubject(EngineSubject):
     ) -> TorchExamined:
         """Let the rules judge; drop missing kernels, and int8 where it runs on floats."""
         self._progress = progress
-        self._frozen = uses_codes(policy)
+        self._frozen = uses_codes(policy, self.engine.device)
         prepared, engine = self.model.prepare(policy), self.engine
         assert isinstance(engine, TorchEngine)
-        ranges = self._frozen or any(f.has_less_range for f in policy.formats)
+        ranges = any(f.has_less_range or f.multiplies_codes for f in policy.formats)
         facts = observe_for_rules(prepared, workload.calibration, ranges=ranges)
+        self.tell(*uncalibrated(prepared.graph, policy.formats, facts))
         if self._frozen:
-            self.tell(*uncalibrated(prepared.graph, policy.formats, facts), FROZEN_TIMES)
+            self.tell(FROZEN_TIMES)
 
         def judge(model: PreparedModel, facts: Mapping[int, ValueFacts]) -> Planner:
             assert isinstance(model, TorchPrepared)

@@ -35,6 +35,10 @@ _FP4: Final = _numbers(4, "float", "tensor_group", **_NV)
 SCHEMES: Final[Mapping[Format, tuple[dict[str, Any], dict[str, Any] | None]]] = {
     Format.INT8_WEIGHTS: (_INT8, None),
     Format.INT8_DYNAMIC_ROW: (_INT8, _ROWS),
+    Format.FP8_DYNAMIC_ROW: (
+        _numbers(8, "float", "channel"),
+        _numbers(8, "float", "token", dynamic=True),
+    ),
     Format.INT4_WEIGHTS: (_numbers(4, "int", "group", group_size=128), None),
     Format.NVFP4: (_FP4, {**_FP4, "dynamic": "local"}),
     Format.NVFP4_WEIGHTS_BF16: (_FP4, None),

@@ -13,6 +13,7 @@ _QUANTIZATION: Final = "torchao.quantization"
 _MX: Final = "torchao.prototype.mx_formats"
 _FP4: Final = "torch.float4_e2m1fn_x2"
 _FLOOR: Final = "scaling_mode=ScaleCalculationMode.FLOOR"
+_BY_ROW: Final = "granularity=PerRow()"
 # The module that has the configuration, its name, and its arguments.
 CONFIGS: Final = {
     Format.INT8_WEIGHTS: (_QUANTIZATION, "Int8WeightOnlyConfig", "version=2"),
@@ -20,6 +21,11 @@ CONFIGS: Final = {
         _QUANTIZATION,
         "Int8DynamicActivationInt8WeightConfig",
         "version=2",
+    ),
+    Format.FP8_DYNAMIC_ROW: (
+        _QUANTIZATION,
+        "Float8DynamicActivationFloat8WeightConfig",
+        _BY_ROW,
     ),
     Format.INT4_WEIGHTS: (_QUANTIZATION, "IntxWeightOnlyConfig", "weight_dtype=torch.int4"),
     Format.MXFP8_E4M3: (_MX, "MXDynamicActivationMXWeightConfig", _FLOOR),
@@ -46,9 +52,12 @@ def export(plan: Plan) -> Exported:
     check_library(plan, TOOL, "aten")
     ops = Sorted.of(plan, TOOL, CONFIGS, not_linear)
     used = dict.fromkeys(CONFIGS[d.format] for d in ops.low)
+    by_row = any(_BY_ROW in arguments for _, _, arguments in used)
     mx = any(_FLOOR in arguments for _, _, arguments in used)
     imports = {f"from {module} import {name}" for module, name, _ in used}
     imports |= {f"from {_QUANTIZATION} import FqnToConfig, quantize_"}
+    if by_row:
+        imports |= {f"from {_QUANTIZATION} import PerRow"}
     if mx:
         imports |= {f"from {_MX}.config import ScaleCalculationMode"}
     text = heading(plan, TOOL, "Quantizes a module, one linear layer after the other.")
