@@ -55,12 +55,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         accumulation: Exceptions to ``accumulates_in``, by input format.
         flushes_subnormals: Formats whose arithmetic takes subnormal inputs as zero, and gives
             zero for subnormal results.
-<<<<<<< HEAD
         blocks: By input format, the terms that one instruction adds up before their sum is
             added to the accumulator; a format that is not in it has no documented length.
-=======
         signed_codes: Products on integers take signed codes without zero points alone.
->>>>>>> w-fp8
     """
 
     rates_tflops: Annotated[Mapping[Format, Positive], msgspec.Meta(min_length=1)]
@@ -68,13 +65,10 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     accumulates_in: Format = Format.FP32
     accumulation: Mapping[Format, Format] = msgspec.field(default_factory=dict[Format, Format])
     flushes_subnormals: frozenset[Format] = frozenset()
-<<<<<<< HEAD
     blocks: Mapping[Format, Annotated[int, msgspec.Meta(gt=1)]] = msgspec.field(
         default_factory=dict[Format, int]
     )
-=======
     signed_codes: bool = False
->>>>>>> w-fp8
 
     def __post_init__(self) -> None:
         """Raise ValueError for a format that runs as none with a rate, or has one itself."""
