@@ -24,6 +24,7 @@ if __name__ == "finecast_served" and sys.argv[1] not in sys.path:
 
 from finecast.data.functions import load_function, source_digest
 from finecast.data.sources import user_feeds
+from finecast.data.workload import TimedCalls
 from finecast.engines.base import Feeds
 from finecast.errors import FinecastError
 from finecast.native.opening import opened
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from finecast.data.metrics import Scoring
     from finecast.evaluation.workers import Opening
     from finecast.measure.racing import Race
-    from finecast.native.subject import Built, Origin
+    from finecast.native.subject import Built, Origin, Subject
     from finecast.tuning.measuring import Racing
 
 _SERVED: Final = "finecast_served"
@@ -99,16 +100,10 @@ class Served:
             FinecastError: If that fails here.
         """
         self.close()
-        if opening.folder:
-            os.chdir(opening.folder)
-        os.environ.update(opening.environment)
-        how = opening.how
-        model = opened(opening.model, how, output=opening.output)
-        model = model if how.from_type is None else model.to_fp32(how.from_type)
-        if model.digest != opening.digest:
+        subject = _subject(opening)
+        if subject is None:
             return False
-        subject = model.subject(opening.engine, None)
-        workload = model.workload(opening.data.loaded(), subject.reference)
+        workload = subject.model.workload(opening.data.loaded(), subject.reference)
         workload = opening.objective.timed(workload)
         better = workload.higher_is_better
         self.executor = LocalExecutor(
@@ -145,11 +140,20 @@ class Served:
 
     def race(self, racing: Racing) -> tuple[Race, Sequence[str]]:
         """Models of origins timed here; and what the subject has to tell."""
-        measuring = self._executor.measuring
-        subject, self.made = measuring.subject, None
-        built = {name: subject.made_from(origin) for name, origin in racing.models.items()}
-        race = measuring.race(built, racing.effort, streams=racing.streams, call=racing.call)
-        return race, subject.told
+        measuring, self.made = self._executor.measuring, None
+        return _raced(measuring, racing), measuring.subject.told
+
+    def race_alone(
+        self, opening: Opening, racing: Racing, calls: Sequence[Feeds]
+    ) -> Race | None:
+        """Models of origins timed here on ``calls``, without data; None for another model."""
+        subject = _subject(opening)
+        if subject is None:
+            return None
+        measuring = Measuring(
+            objective=opening.objective, subject=subject, workload=TimedCalls(calls=calls)
+        )
+        return _raced(measuring, racing)
 
     def _made(self, origin: Origin) -> Built:
         """The model of an origin, which stays for its other parts."""
@@ -185,6 +189,27 @@ class Served:
     def _executor(self) -> LocalExecutor:
         assert self.executor is not None  # ``open`` made it
         return self.executor
+
+
+def _subject(opening: Opening) -> Subject | None:
+    """The model in its engine; None if its path has another one than the caller's.
+
+    Raises:
+        FinecastError: If that fails here.
+    """
+    if opening.folder:
+        os.chdir(opening.folder)
+    os.environ.update(opening.environment)
+    how = opening.how
+    model = opened(opening.model, how, output=opening.output)
+    model = model if how.from_type is None else model.to_fp32(how.from_type)
+    return model.subject(opening.engine, None) if model.digest == opening.digest else None
+
+
+def _raced(measuring: Measuring, racing: Racing) -> Race:
+    subject = measuring.subject
+    built = {name: subject.made_from(origin) for name, origin in racing.models.items()}
+    return measuring.race(built, racing.effort, streams=racing.streams, call=racing.call)
 
 
 class _Told(TextIOBase):

@@ -78,6 +78,12 @@ class Conclusion:
         """The last race, of models of plans and those that stand beside the result."""
         return self._measure({**built, **self.hints}, effort)
 
+    def confirmed(self, built: Built, measurements: Measurements) -> Measurements:
+        """``measurements``, with those of the result in fresh processes."""
+        models = {built.plan.digest: built, **self.hints}
+        left_s = self.trials.budget.left_s
+        return self.measuring.confirmed(measurements, models, left_s)
+
     def improved(
         self,
         found: Candidate,
@@ -143,6 +149,7 @@ class Conclusion:
             warnings=warnings,
             speedup=speed.median,
             speedup_spread=speed.high - speed.low,
+            speedups=measurements.times.speeds(name),
             gain=gain.median,
             gain_spread=gain.high - gain.low,
             findings=replace(self.findings, last_race=_last_race(measurements)),
