@@ -26,7 +26,7 @@ from finecast.data.functions import load_function, source_digest
 from finecast.data.sources import user_feeds
 from finecast.data.workload import TimedCalls
 from finecast.engines.base import Feeds
-from finecast.errors import FinecastError
+from finecast.errors import EngineError, FinecastError
 from finecast.native.opening import opened
 from finecast.tuning.executor import Evaluated, LocalExecutor
 from finecast.tuning.measuring import Measuring
@@ -52,6 +52,7 @@ class Served:
         self.opened: Opening | None = None
         self.executor: LocalExecutor | None = None
         self.made: tuple[Origin, Built] | None = None
+        self.alone: tuple[Measuring, Mapping[str, Built], Racing] | None = None
         self.passes: OrderedDict[str, tuple[int, Iterator[Feeds]]] = OrderedDict()
 
     def answer(
@@ -141,19 +142,32 @@ class Served:
     def race(self, racing: Racing) -> tuple[Race, Sequence[str]]:
         """Models of origins timed here; and what the subject has to tell."""
         measuring, self.made = self._executor.measuring, None
-        return _raced(measuring, racing), measuring.subject.told
+        built = _built(measuring.subject, racing)
+        race = measuring.race(built, racing.effort, streams=racing.streams, call=racing.call)
+        return race, measuring.subject.told
 
-    def race_alone(
-        self, opening: Opening, racing: Racing, calls: Sequence[Feeds]
-    ) -> Race | None:
-        """Models of origins timed here on ``calls``, without data; None for another model."""
+    def load_alone(self, opening: Opening, racing: Racing) -> bool:
+        """Load models of origins, to be timed without data; whether it finds the model."""
         subject = _subject(opening)
         if subject is None:
-            return None
+            return False
         measuring = Measuring(
-            objective=opening.objective, subject=subject, workload=TimedCalls(calls=calls)
+            objective=opening.objective, subject=subject, workload=TimedCalls(calls=())
         )
-        return _raced(measuring, racing)
+        built = _built(subject, racing)
+        if not racing.streams:
+            for one in built.values():
+                subject.session(one)
+        self.alone = measuring, built, racing
+        return True
+
+    def race_alone(self, calls: Sequence[Feeds]) -> Race:
+        """The models that ``load_alone`` loaded timed here on ``calls``."""
+        if self.alone is None:
+            raise EngineError("the process that loaded the models is gone")
+        measuring, built, racing = self.alone
+        measuring = replace(measuring, workload=TimedCalls(calls=calls))
+        return measuring.race(built, racing.effort, streams=racing.streams)
 
     def _made(self, origin: Origin) -> Built:
         """The model of an origin, which stays for its other parts."""
@@ -206,10 +220,8 @@ def _subject(opening: Opening) -> Subject | None:
     return model.subject(opening.engine, None) if model.digest == opening.digest else None
 
 
-def _raced(measuring: Measuring, racing: Racing) -> Race:
-    subject = measuring.subject
-    built = {name: subject.made_from(origin) for name, origin in racing.models.items()}
-    return measuring.race(built, racing.effort, streams=racing.streams, call=racing.call)
+def _built(subject: Subject, racing: Racing) -> Mapping[str, Built]:
+    return {name: subject.made_from(origin) for name, origin in racing.models.items()}
 
 
 class _Told(TextIOBase):

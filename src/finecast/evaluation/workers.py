@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import count
+from itertools import compress, count
 from pathlib import Path
 from typing import Any, Final, TypeVar, final
 from uuid import uuid4
@@ -585,17 +585,21 @@ def timing_afresh(
 def _race_afresh(opening: Opening, racing: Racing, calls: Sequence[Feeds]) -> Sequence[Race]:
     """The races of fresh processes; of one that dies or fails there is none."""
     processes = [LocalWorker() for _ in range(_FRESH)]
-    races: list[Race] = []
+    how, races = {"seconds": _LEAST_TRIAL_S}, list[Race]()
+
+    def load(process: LocalWorker) -> bool:
+        with suppress(WorkerDiedError, FinecastError):
+            return process.is_apart() and process.ask("load_alone", opening, racing, how=how)
+        return False
+
     try:
         for process in processes:
             process.start()
-        # All have imported what they need before the first race.
-        ready = [process for process in processes if process.is_apart()]
-        for process in ready:
+        with ThreadPoolExecutor(_FRESH) as pool:  # no process loads while another one races
+            loaded = [*pool.map(load, processes)]
+        for process in compress(processes, loaded):
             with suppress(WorkerDiedError, FinecastError):
-                how = {"seconds": _LEAST_TRIAL_S}
-                race = process.ask("race_alone", opening, racing, calls, how=how)
-                races += [] if race is None else [race]
+                races.append(process.ask("race_alone", calls, how=how))
             process.end()
     finally:
         for process in processes:

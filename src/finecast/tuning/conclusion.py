@@ -45,6 +45,8 @@ from finecast.tuning.search import Candidate, chain, rivals
 from finecast.tuning.trials import Trials
 
 _EQUAL: Final = Interval(low=1.0, median=1.0, high=1.0)
+# The share of the search's time that models may be loaded for in other processes, at the end.
+_CONFIRMING: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +80,19 @@ class Conclusion:
         """The last race, of models of plans and those that stand beside the result."""
         return self._measure({**built, **self.hints}, effort)
 
-    def confirmed(self, built: Built, measurements: Measurements) -> Measurements:
-        """``measurements``, with those of the result in fresh processes."""
-        models = {built.plan.digest: built, **self.hints}
-        left_s = self.trials.budget.left_s
-        return self.measuring.confirmed(measurements, models, left_s)
+    def confirmed(
+        self, built: Built, measurements: Measurements, load_s: float
+    ) -> Measurements:
+        """``measurements``, with those of the result in fresh processes.
+
+        Models that take ``load_s`` seconds each are loaded there if that takes a small share
+        of the search.
+        """
+        models, budget = {built.plan.digest: built, **self.hints}, self.trials.budget
+        allowed_s = max(measuring.AFRESH_S, _CONFIRMING * budget.seconds)
+        if (len(models) + 1) * load_s > allowed_s:
+            return measurements
+        return self.measuring.confirmed(measurements, models, budget.left_s)
 
     def improved(
         self,

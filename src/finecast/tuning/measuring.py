@@ -58,7 +58,7 @@ AFRESH: Final = Effort(
     min_time_s=_LEAST_S, settle_s=1.0, known_to=FINAL.known_to, rounds=11, order=False
 )
 # What that takes for a small net: imports, compilations and rounds in two processes.
-_AFRESH_S: Final = 4.0
+AFRESH_S: Final = 4.0
 BASELINE: Final = Effort(min_time_s=_LEAST_S)
 # Latencies that decide nothing, or only which of nearly equal plans is tried first.
 GLANCE: Final = Effort(min_time_s=0.0, rounds=3, warmup=1)
@@ -173,15 +173,15 @@ class Measuring:
         return (subject.streamed if streams else subject.times)(built, workload, effort)
 
     def confirmed(
-        self, measurements: Measurements, built: Mapping[str, Built], left_s: float
+        self, measurements: Measurements, built: Mapping[str, Built], allowed_s: float
     ) -> Measurements:
         """``measurements``, with what ``built`` took in fresh processes.
 
         In each process memory lies elsewhere, by which one file is faster or slower by up to
-        15% than in another one. Costs that are counted are the same everywhere, and within
-        ``left_s`` seconds there has to be time for it.
+        15% than in another one. Costs that are counted are the same everywhere. Nothing is
+        timed again where that takes more than ``allowed_s``.
         """
-        if self.afresh is None or not self.objective.of_time or left_s < _AFRESH_S:
+        if self.afresh is None or not self.objective.of_time or allowed_s < AFRESH_S:
             return measurements
         origins = {name: one.origin for name, one in built.items()}
         streams = self.objective is Objective.THROUGHPUT
