@@ -45,8 +45,9 @@ from finecast.tuning.search import Candidate, chain, rivals
 from finecast.tuning.trials import Trials
 
 _EQUAL: Final = Interval(low=1.0, median=1.0, high=1.0)
-# The share of the search's time that models may be loaded for in other processes, at the end.
-_CONFIRMING: Final = 0.1
+# Models of more ops are not loaded in other processes at the end: each compiles for 1.5 ms an
+# op in int8, and a net of 5,000 ops would take half a minute more.
+_MOST_OPS: Final = 3000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,19 +81,12 @@ class Conclusion:
         """The last race, of models of plans and those that stand beside the result."""
         return self._measure({**built, **self.hints}, effort)
 
-    def confirmed(
-        self, built: Built, measurements: Measurements, load_s: float
-    ) -> Measurements:
-        """``measurements``, with those of the result in fresh processes.
-
-        Models that take ``load_s`` seconds each are loaded there if that takes a small share
-        of the search.
-        """
-        models, budget = {built.plan.digest: built, **self.hints}, self.trials.budget
-        allowed_s = max(measuring.AFRESH_S, _CONFIRMING * budget.seconds)
-        if (len(models) + 1) * load_s > allowed_s:
+    def confirmed(self, built: Built, measurements: Measurements) -> Measurements:
+        """``measurements``, with those of the result in fresh processes."""
+        if len(self.planner.graph.nodes) > _MOST_OPS:
             return measurements
-        return self.measuring.confirmed(measurements, models, budget.left_s)
+        models = {built.plan.digest: built, **self.hints}
+        return self.measuring.confirmed(measurements, models, self.trials.budget.left_s)
 
     def improved(
         self,

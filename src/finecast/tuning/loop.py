@@ -230,14 +230,11 @@ class Loop:
     def _seconds(self, plans: Sequence[Proposal], estimate: Estimate) -> Floats:
         """The seconds in which each plan can be evaluated, and compiled before that."""
         ops = len(self.models.planner.graph.nodes)
-        load_s = self.load_s or _COMPILE_S + _COMPILE_OP_S * ops
+        load_s = _COMPILE_S + _COMPILE_OP_S * ops
+        if self._load_s:
+            load_s = float(np.mean(self._load_s))
         loads = [0.0 if self._is_timed(p) else load_s for p in plans]
         return self.evaluation_s * np.exp(estimate.cost) + np.array(loads) + 1e-3
-
-    @property
-    def load_s(self) -> float:
-        """The seconds in which a model was compiled and raced; 0 before one was."""
-        return float(np.mean(self._load_s)) if self._load_s else 0.0
 
     def _is_timed(self, proposal: Proposal) -> bool:
         return proposal.plan.digest in self._timed

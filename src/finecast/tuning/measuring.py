@@ -58,7 +58,7 @@ AFRESH: Final = Effort(
     min_time_s=_LEAST_S, settle_s=1.0, known_to=FINAL.known_to, rounds=11, order=False
 )
 # What that takes for a small net: imports, compilations and rounds in two processes.
-AFRESH_S: Final = 4.0
+_AFRESH_S: Final = 4.0
 BASELINE: Final = Effort(min_time_s=_LEAST_S)
 # Latencies that decide nothing, or only which of nearly equal plans is tried first.
 GLANCE: Final = Effort(min_time_s=0.0, rounds=3, warmup=1)
@@ -181,7 +181,7 @@ class Measuring:
         15% than in another one. Costs that are counted are the same everywhere. Nothing is
         timed again where that takes more than ``allowed_s``.
         """
-        if self.afresh is None or not self.objective.of_time or allowed_s < AFRESH_S:
+        if self.afresh is None or not self.objective.of_time or allowed_s < _AFRESH_S:
             return measurements
         origins = {name: one.origin for name, one in built.items()}
         streams = self.objective is Objective.THROUGHPUT

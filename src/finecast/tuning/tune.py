@@ -351,8 +351,7 @@ class _Tuning:
             best, measurements = self._last_race(loop, best)
             if self._gains(best, measurements):
                 built = models.build(best.plan)
-                confirmed = self._conclusion.confirmed
-                measurements = confirmed(built, measurements, loop.load_s)
+                measurements = self._conclusion.confirmed(built, measurements)
                 if not self._gains(best, measurements):
                     models.take_times(measurements)
             if self._gains(best, measurements):
