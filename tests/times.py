@@ -21,6 +21,7 @@ from finecast.engines import probe
 from finecast.engines.base import Capability, KernelTime
 from finecast.engines.onnxruntime import OnnxRuntimeSession
 from finecast.engines.openvino import OpenVinoSession
+from finecast.evaluation import workers
 from finecast.evaluation.workers import WorkerExecutor
 from finecast.measure import timing
 from finecast.measure.racing import ANCHOR, Race
@@ -144,6 +145,8 @@ def state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "_judge", _stated_judge(probe._judge))
     for name in ("times", "streamed"):
         monkeypatch.setattr(EngineSubject, name, _stated_race(getattr(EngineSubject, name)))
+    # Stated times are the same in each process, and each start of one takes a second.
+    monkeypatch.setattr(workers, "timing_afresh", lambda *_: None)
     monkeypatch.setattr(WorkerExecutor, "_race", _stated_race_of_workers(WorkerExecutor._race))
     for session in (OpenVinoSession, OnnxRuntimeSession):
         monkeypatch.setattr(session, "profile", _stated_profile(session.profile))

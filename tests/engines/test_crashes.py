@@ -139,6 +139,30 @@ def test_a_model_that_is_kept_there_gives_outputs_and_may_crash() -> None:
     assert len(library.dropped) == 1
 
 
+def test_a_file_is_the_model_whose_bytes_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that was raced in memory is not compiled there again as it is written."""
+    sent: list[str] = []
+    send = DryRun._send_model
+
+    def sends(self: DryRun, call: str) -> object:
+        sent.append(call)
+        return send(self, call)
+
+    monkeypatch.setattr(DryRun, "_send_model", sends)
+    content, path = NET.SerializeToString(), tmp_path / "net.onnx"
+    engine = OpenVinoEngine()
+    engine.load(content)
+    before = len(sent)
+    path.write_bytes(content)
+    engine.load(path)
+    assert len(sent) == before
+    path.write_bytes(NET.SerializeToString().replace(b"net", b"nut"))
+    engine.load(path)
+    assert len(sent) == before + 1
+
+
 @pytest.mark.parametrize("hostile", ["nothing"], indirect=True)
 @pytest.mark.parametrize("name", ENGINES)
 def test_each_model_is_tried_once(

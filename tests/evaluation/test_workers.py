@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import pickle
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from finecast.data.datasets import WHOLE, Part
 from finecast.data.metrics import METRICS, Score, Scored, Scoring
 from finecast.data.options import DataOptions
 from finecast.data.workload import Workload
+from finecast.devices.emulation import Emulation
+from finecast.devices.targets import load_target
 from finecast.errors import UserCodeError
 from finecast.evaluation import workers
+from finecast.evaluation.workers import timing_afresh
 from finecast.measure.racing import Effort
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.onnx import OnnxModel, read
@@ -32,8 +36,8 @@ from finecast.planning.plan import Plan
 from finecast.processes.worker import Answer, WorkerDiedError
 from finecast.rules.policy import Policy
 from finecast.tuning.executor import Evaluated, Executor, LocalExecutor, LostTrialError
-from finecast.tuning.goal import Execution, Goal, TuneRequest
-from finecast.tuning.measuring import Measuring
+from finecast.tuning.goal import Execution, Goal, Objective, TuneRequest
+from finecast.tuning.measuring import Measurements, Measuring, Racing
 from tests.engines.emulator import models
 from tests.times import seconds_of
 
@@ -248,6 +252,57 @@ def test_models_that_end_what_times_them_are_timed_here(
     assert race.names == {"all"}
     told = "a benchmark on another machine crashed (SIGSEGV): models are timed on this one"
     assert told in opened.subject.told
+
+
+def test_the_result_is_timed_in_two_fresh_processes(opened: Opened, net: Path) -> None:
+    """They need no data but the calls: a function of this process may have judged plans."""
+    mine, built = TuneRequest(data=DataOptions(evaluate=lambda run: math.pi)), opened.built
+    afresh = timing_afresh(read(net), ReadOptions(), None, mine, opened.subject)
+    measuring = Measuring(
+        objective=Goal().objective,
+        subject=opened.subject,
+        workload=opened.workload,
+        afresh=afresh,
+    )
+    race = measuring.race({"all": built}, Effort(min_time_s=0.0, rounds=3))
+    before = Measurements(costs=race, times=race)
+    assert measuring.confirmed(before, {"all": built}, allowed_s=1.0).times is race
+    assert len(race.speeds("all")) == 1, "there was no time for it"
+    confirmed = measuring.confirmed(before, {"all": built}, allowed_s=math.inf)
+    assert len(confirmed.times.speeds("all")) == 3
+    assert (
+        replace(measuring, objective=Objective.SIZE).confirmed(before, {}, math.inf) is before
+    )
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda: TuneRequest(execution=Execution(jobs=0)),
+        lambda: TuneRequest(device=Emulation(target=load_target("avx2"))),
+    ],
+)
+def test_where_times_are_those_of_this_process(
+    opened: Opened, net: Path, request_of: Callable[[], TuneRequest]
+) -> None:
+    subject = opened.subject
+    assert timing_afresh(read(net), ReadOptions(), None, request_of(), subject) is None
+    gone = read(Path(shutil.copy(net, net.with_name("gone.onnx"))))
+    gone.path.unlink()
+    assert timing_afresh(gone, ReadOptions(), None, TuneRequest(), subject) is None
+
+
+def test_a_fresh_process_that_dies_times_nothing(
+    opened: Opened, net: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crashes(self: Any, *rest: Any) -> Answer:
+        raise WorkerDiedError("crashed (SIGSEGV)")
+
+    afresh = timing_afresh(read(net), ReadOptions(), None, TuneRequest(), opened.subject)
+    assert afresh is not None
+    monkeypatch.setattr(workers.LocalWorker, "relay", crashes)
+    racing = Racing(models={}, effort=Effort(min_time_s=0.0, rounds=3))
+    assert [*afresh(racing, [])] == []
 
 
 def test_objects_are_evaluated_in_this_process(net: Path) -> None:

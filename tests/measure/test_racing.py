@@ -66,6 +66,24 @@ def test_each_round_runs_all_once(clock: Clock) -> None:
     assert rounds == [["fp32", "low"]] * 4
 
 
+def test_joined_rounds_give_the_middle_of_the_processes(clock: Clock) -> None:
+    """However many rounds one of them had; and an interval that has them all."""
+    races: list[Race] = []
+    for low_s, rounds in ((0.5, 30), (0.4, 5), (0.8, 5)):
+        race = Race(calls=calls_of(clock, 0.0, fp32=1.0, low=low_s, here=0.1))
+        race.run(effort(rounds))
+        races.append(race)
+    first, *others = races
+    for other in others:
+        del other._samples["here"]  # it raced in the first process alone
+        first.join(pickle.loads(pickle.dumps(other)))
+    speed = first.speed("low")
+    assert (speed.low, speed.median, speed.high) == pytest.approx((1.25, 2.0, 2.5))
+    assert first.speed("here").median == pytest.approx(10.0)
+    assert first.speeds("low") == pytest.approx((2.0, 2.5, 1.25))
+    assert first.speeds("here") == pytest.approx((10.0,))
+
+
 def test_the_order_goes_on_to_change_where_a_race_goes_on(clock: Clock) -> None:
     race = Race(calls=calls_of(clock, 0.2, fp32=1.0, low=0.97), matters=1.0001)
     race.run(effort(8, settle_s=100.0))

@@ -251,6 +251,8 @@ def test_the_first_screen_answers_four_questions() -> None:
     assert faster.startswith(
         "A call takes 500 us instead of 1 ms: 2.00 times as fast, measured"
     )
+    apart = replace(found, speedups=(2.0, 1.9, 2.1)).report().to_dict()["summary"]["answers"]
+    assert ": 2.00 times as fast (1.90 to 2.10 in 3 processes), measured" in apart[0]
     assert loss == (
         "Its top1 on your 200 samples is 0.9 instead of 0.91; what it loses on new data was"
         " not estimated: --confidence guarantees a limit."

@@ -284,7 +284,8 @@ def _searched(
             executor = worker(subject)
             data = options.data.loaded() if executor is None else executor.data()
             workload = model.workload(data, subject.reference)
-            return Place(subject=subject, workload=workload, executor=executor)
+            afresh = workers.timing_afresh(model, how, output.path, options, subject)
+            return Place(subject=subject, workload=workload, executor=executor, afresh=afresh)
 
         places = _Places(place=opened(options.engine), opened=opened)
         workload = places.place.workload

@@ -543,6 +543,26 @@ class FunctionWorkload(Workload):
         return spread(feeds, _TIMED_FEEDS)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedCalls(Workload):
+    """Calls to be timed, in a process that has no other data and judges nothing."""
+
+    calls: Sequence[Feeds]
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Nothing is judged."""
+        return True
+
+    def evaluate(self, session: Session, reference: Session | None) -> float:
+        """Not to be called."""
+        raise NotImplementedError("calls are timed")
+
+    def calibration(self) -> Iterable[Feeds]:
+        """The calls."""
+        return self.calls
+
+
 def nonfinite_data(workload: Workload) -> str:
     """How many NaN and Inf the first input that has some has, as text; empty if none has."""
     counts: dict[str, list[int]] = {}

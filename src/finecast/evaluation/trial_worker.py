@@ -24,8 +24,9 @@ if __name__ == "finecast_served" and sys.argv[1] not in sys.path:
 
 from finecast.data.functions import load_function, source_digest
 from finecast.data.sources import user_feeds
+from finecast.data.workload import TimedCalls
 from finecast.engines.base import Feeds
-from finecast.errors import FinecastError
+from finecast.errors import EngineError, FinecastError
 from finecast.native.opening import opened
 from finecast.tuning.executor import Evaluated, LocalExecutor
 from finecast.tuning.measuring import Measuring
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from finecast.data.metrics import Scoring
     from finecast.evaluation.workers import Opening
     from finecast.measure.racing import Race
-    from finecast.native.subject import Built, Origin
+    from finecast.native.subject import Built, Origin, Subject
     from finecast.tuning.measuring import Racing
 
 _SERVED: Final = "finecast_served"
@@ -51,6 +52,7 @@ class Served:
         self.opened: Opening | None = None
         self.executor: LocalExecutor | None = None
         self.made: tuple[Origin, Built] | None = None
+        self.alone: tuple[Measuring, Mapping[str, Built], Racing] | None = None
         self.passes: OrderedDict[str, tuple[int, Iterator[Feeds]]] = OrderedDict()
 
     def answer(
@@ -99,16 +101,10 @@ class Served:
             FinecastError: If that fails here.
         """
         self.close()
-        if opening.folder:
-            os.chdir(opening.folder)
-        os.environ.update(opening.environment)
-        how = opening.how
-        model = opened(opening.model, how, output=opening.output)
-        model = model if how.from_type is None else model.to_fp32(how.from_type)
-        if model.digest != opening.digest:
+        subject = _subject(opening)
+        if subject is None:
             return False
-        subject = model.subject(opening.engine, None)
-        workload = model.workload(opening.data.loaded(), subject.reference)
+        workload = subject.model.workload(opening.data.loaded(), subject.reference)
         workload = opening.objective.timed(workload)
         better = workload.higher_is_better
         self.executor = LocalExecutor(
@@ -145,11 +141,33 @@ class Served:
 
     def race(self, racing: Racing) -> tuple[Race, Sequence[str]]:
         """Models of origins timed here; and what the subject has to tell."""
-        measuring = self._executor.measuring
-        subject, self.made = measuring.subject, None
-        built = {name: subject.made_from(origin) for name, origin in racing.models.items()}
+        measuring, self.made = self._executor.measuring, None
+        built = _built(measuring.subject, racing)
         race = measuring.race(built, racing.effort, streams=racing.streams, call=racing.call)
-        return race, subject.told
+        return race, measuring.subject.told
+
+    def load_alone(self, opening: Opening, racing: Racing) -> bool:
+        """Load models of origins, to be timed without data; whether it finds the model."""
+        subject = _subject(opening)
+        if subject is None:
+            return False
+        measuring = Measuring(
+            objective=opening.objective, subject=subject, workload=TimedCalls(calls=())
+        )
+        built = _built(subject, racing)
+        if not racing.streams:
+            for one in built.values():
+                subject.session(one)
+        self.alone = measuring, built, racing
+        return True
+
+    def race_alone(self, calls: Sequence[Feeds]) -> Race:
+        """The models that ``load_alone`` loaded timed here on ``calls``."""
+        if self.alone is None:
+            raise EngineError("the process that loaded the models is gone")
+        measuring, built, racing = self.alone
+        measuring = replace(measuring, workload=TimedCalls(calls=calls))
+        return measuring.race(built, racing.effort, streams=racing.streams)
 
     def _made(self, origin: Origin) -> Built:
         """The model of an origin, which stays for its other parts."""
@@ -185,6 +203,25 @@ class Served:
     def _executor(self) -> LocalExecutor:
         assert self.executor is not None  # ``open`` made it
         return self.executor
+
+
+def _subject(opening: Opening) -> Subject | None:
+    """The model in its engine; None if its path has another one than the caller's.
+
+    Raises:
+        FinecastError: If that fails here.
+    """
+    if opening.folder:
+        os.chdir(opening.folder)
+    os.environ.update(opening.environment)
+    how = opening.how
+    model = opened(opening.model, how, output=opening.output)
+    model = model if how.from_type is None else model.to_fp32(how.from_type)
+    return model.subject(opening.engine, None) if model.digest == opening.digest else None
+
+
+def _built(subject: Subject, racing: Racing) -> Mapping[str, Built]:
+    return {name: subject.made_from(origin) for name, origin in racing.models.items()}
 
 
 class _Told(TextIOBase):

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import count
+from itertools import compress, count
 from pathlib import Path
 from typing import Any, Final, TypeVar, final
 from uuid import uuid4
@@ -46,7 +46,7 @@ from finecast.processes.memory import memory_bytes
 from finecast.processes.worker import IN_WORKER, Answer, Telling, Worker, WorkerDiedError
 from finecast.tuning.executor import Evaluated, Executor, LostTrialError
 from finecast.tuning.goal import LOCAL, Execution, Objective, TuneRequest, place_of
-from finecast.tuning.measuring import Racer, Racing
+from finecast.tuning.measuring import Afresh, Racer, Racing
 
 # A trial may take this long, and so many times as long as fp32. An emulated format may be many
 # times as slow as fp32; what hangs takes forever.
@@ -62,6 +62,8 @@ _LARGE: Final = 16
 _READ_LATE: Final = frozenset(
     {"HOME", "LOCALAPPDATA", "PYTEST_CURRENT_TEST", "TMPDIR", "USERPROFILE", "XDG_CACHE_HOME"}
 )
+# Processes in which the result is timed once more; with this one there are three.
+_FRESH: Final = 2
 _ALONE: Final = "call it in python alone, on the fp32 model, to see more"
 
 T = TypeVar("T")
@@ -184,6 +186,10 @@ class LocalWorker(WorkerProcess):
     def relay(self, request: Mapping[str, Any], payload: bytes, tell: Telling) -> Answer:
         """Its answer; raises WorkerDiedError."""
         return self._worker.ask(request, payload, tell)
+
+    def is_apart(self) -> bool:
+        """Whether it is another process than this one; waits until that is ready."""
+        return self._worker.serving() is not None
 
     def end(self) -> None:
         """End it."""
@@ -521,11 +527,7 @@ def evaluating(
     data, execution = request.data, request.execution
     sources = (data.data, data.calib, data.evaluate)
     paths = all(one is None or isinstance(one, str | Path) for one in sources)
-    # A worker takes what was given to fp32 itself.
-    path = model.path if how.from_type is None else model.source
-    there = path.exists() and how.example_inputs is None
-    small = model.size_bytes <= memory_bytes() // _LARGE
-    by_path = paths and there and request.device is None
+    by_path = paths and _is_there(model, how) and request.device is None
     processes: Sequence[WorkerProcess] = ()
     if execution.executor != LOCAL:
         if not by_path:
@@ -537,7 +539,7 @@ def evaluating(
             )
         workers = load(executors()[place_of(execution.executor)])
         processes = workers(execution.executor, request.progress)
-    elif by_path and small:
+    elif by_path and _is_small(model):
         processes = [kept_worker(number) for number in range(execution.jobs)]
     if not processes:
         yield lambda subject: None
@@ -547,20 +549,7 @@ def evaluating(
     worker_executors: list[WorkerExecutor] = []
 
     def executor(subject: Subject) -> WorkerExecutor | None:
-        opening = Opening(
-            model=path,
-            external=tuple(model.external),
-            how=how,
-            output=output,
-            digest=model.digest,
-            data=data,
-            engine=subject.runs_in,
-            has_truth=subject.truth is not None,
-            objective=request.goal.objective,
-            criterion=request.goal.criterion,
-            folder=os.getcwd(),
-            environment=dict(os.environ),
-        )
+        opening = _opening(model, how, output, request, subject)
         worker_executor = WorkerExecutor(opening, execution, processes)
         worker_executors.append(worker_executor)
         return worker_executor if worker_executor.opens() else None
@@ -570,3 +559,87 @@ def evaluating(
     finally:
         for one in worker_executors:
             one.close()
+
+
+def timing_afresh(
+    model: OpenedModel,
+    how: ReadOptions,
+    output: Path | None,
+    request: TuneRequest,
+    subject: Subject,
+) -> Afresh | None:
+    """Times models of ``subject`` in fresh processes of this machine.
+
+    None where these could not load the model by its path, where no other process is wanted,
+    or where times are modelled, those of another machine, or of models that compile for long.
+    """
+    execution = request.execution
+    here = execution.executor == LOCAL and execution.jobs > 0 and request.device is None
+    by_path = _is_there(model, how) and _is_small(model)
+    if subject.compiles or not (here and by_path):
+        return None
+    opening = _opening(model, how, output, request, subject)
+    return partial(_race_afresh, replace(opening, data=DataOptions()))
+
+
+def _race_afresh(opening: Opening, racing: Racing, calls: Sequence[Feeds]) -> Sequence[Race]:
+    """The races of fresh processes; of one that dies or fails there is none."""
+    processes = [LocalWorker() for _ in range(_FRESH)]
+    how, races = {"seconds": _LEAST_TRIAL_S}, list[Race]()
+
+    def load(process: LocalWorker) -> bool:
+        with suppress(WorkerDiedError, FinecastError):
+            return process.is_apart() and process.ask("load_alone", opening, racing, how=how)
+        return False
+
+    try:
+        for process in processes:
+            process.start()
+        with ThreadPoolExecutor(_FRESH) as pool:  # no process loads while another one races
+            loaded = [*pool.map(load, processes)]
+        for process in compress(processes, loaded):
+            with suppress(WorkerDiedError, FinecastError):
+                races.append(process.ask("race_alone", calls, how=how))
+            process.end()
+    finally:
+        for process in processes:
+            process.end()
+    return races
+
+
+def _opening(
+    model: OpenedModel,
+    how: ReadOptions,
+    output: Path | None,
+    request: TuneRequest,
+    subject: Subject,
+) -> Opening:
+    return Opening(
+        model=_path(model, how),
+        external=tuple(model.external),
+        how=how,
+        output=output,
+        digest=model.digest,
+        data=request.data,
+        engine=subject.runs_in,
+        has_truth=subject.truth is not None,
+        objective=request.goal.objective,
+        criterion=request.goal.criterion,
+        folder=os.getcwd(),
+        environment=dict(os.environ),
+    )
+
+
+def _path(model: OpenedModel, how: ReadOptions) -> Path:
+    """Where a worker reads the model: it takes what was given to fp32 itself."""
+    return model.path if how.from_type is None else model.source
+
+
+def _is_there(model: OpenedModel, how: ReadOptions) -> bool:
+    """Whether another process of this machine finds the model by its path."""
+    return _path(model, how).exists() and how.example_inputs is None
+
+
+def _is_small(model: OpenedModel) -> bool:
+    """Whether the model fits into memory twice."""
+    return model.size_bytes <= memory_bytes() // _LARGE

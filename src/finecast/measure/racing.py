@@ -22,14 +22,19 @@ Where other processes keep this one waiting for the processors, the time from th
 end of a call tells of them: of one plan of MiniLM beside three busy processes it gave speedups
 from 1.5 to 1.8, on an idle machine 1.9. There the time that the processors computed is
 compared (1.89 to 1.96).
+
+Rounds of several processes may be joined. Memory lies elsewhere in each, by which the same two
+models have other times: what is reported is then the middle of the processes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise, permutations
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -141,6 +146,8 @@ class Race:
     _turns: Turns = field(init=False)
     _samples: dict[str, dict[int, Took]] = field(init=False)
     _rounds: int = field(init=False, default=0)
+    # The rounds with which those of each process begin.
+    _begins: list[int] = field(init=False, default_factory=lambda: [0])
     _wanted: Demand = field(init=False, default_factory=Demand)
     _lasted_s: float = field(init=False, default=0.0)
     _lost: set[str] = field(init=False, default_factory=set[str])
@@ -199,6 +206,16 @@ class Race:
         end = now_s() + effort.settle_s
         while now_s() < end and (names := self._open(effort)):
             self._go_on({*names, ANCHOR}, _STEP, 0.0)
+
+    def join(self, other: Race) -> None:
+        """Add the rounds of the same models in another process."""
+        self._begins.append(self._rounds)
+        for name, took in self._samples.items():
+            rounds = other._samples.get(name, {})
+            took |= {self._rounds + number: one for number, one in rounds.items()}
+        self._rounds += other._rounds
+        self._wanted += other._wanted
+        self._lasted_s += other._lasted_s
 
     def _is_hopeless(self, name: str, limit: float) -> bool:
         """Whether a call of the first round took several times as long as what is too slow."""
@@ -302,7 +319,11 @@ class Race:
 
     def between(self, one: str, other: str) -> Interval:
         """The time of ``one`` over that of ``other``, in the rounds that both ran in."""
-        return _typical(np.sort(self._ratios(one, other)))
+        return _middle([_typical(np.sort(r)) for r in self._by_process(one, other)])
+
+    def speeds(self, name: str) -> tuple[float, ...]:
+        """How many times as fast as the anchor ``name`` was in each process, in order."""
+        return tuple(_typical(np.sort(r)).median for r in self._by_process(ANCHOR, name))
 
     def is_as_fast(self, one: str, other: str, tie: float) -> bool:
         """Whether ``one`` counts as taking at most ``tie`` times as long as ``other``.
@@ -336,14 +357,21 @@ class Race:
             raise self.failed[ANCHOR]
 
     def _ratios(self, one: str, other: str = ANCHOR) -> list[float]:
+        return [ratio for ratios in self._by_process(one, other) for ratio in ratios]
+
+    def _by_process(self, one: str, other: str) -> list[list[float]]:
+        """The ratios of the rounds that both ran in, by the processes that have such."""
         for name in (one, other):
             if name in self.failed:
                 raise self.failed[name]
-        first, second = self._samples[one], self._samples[other]
-        both = [(first[r], second[r]) for r in first if r in second]
-        if self.denied:
-            return [a.used_s / b.used_s for a, b in both]
-        return [a.wall_s / b.wall_s for a, b in both]
+        first, second, by_used = self._samples[one], self._samples[other], self.denied > 0
+        by_process = [list[float]() for _ in self._begins]
+        for number in first.keys() & second.keys():
+            a, b = first[number], second[number]
+            process = bisect_right(self._begins, number) - 1
+            ratio = a.used_s / b.used_s if by_used else a.wall_s / b.wall_s
+            by_process[process].append(ratio)
+        return [ratios for ratios in by_process if ratios]
 
     def _go_on(self, names: Collection[str], rounds: int, min_time_s: float) -> None:
         before, start = Demand.now(), now_s()
@@ -372,6 +400,21 @@ def _typical(ratios: NDArray[np.float64]) -> Interval:
         reach = _INTERVAL * float(winsorised.std(ddof=1)) * count**0.5 / (count - 2 * cut)
     low, median, high = (about * np.exp([middle - reach, middle, middle + reach])).tolist()
     return Interval(low=low, median=median, high=high)
+
+
+def _middle(processes: Sequence[Interval]) -> Interval:
+    """The middle of what processes measured, and an interval that has them all.
+
+    It is no narrower than that of the process nearest to the middle.
+    """
+    if len(processes) == 1:
+        return processes[0]
+    medians = [one.median for one in processes]
+    middle = math.exp(median(map(math.log, medians)))
+    nearest = min(processes, key=lambda one: abs(math.log(one.median / middle)))
+    return Interval(
+        low=min(nearest.low, *medians), median=middle, high=max(nearest.high, *medians)
+    )
 
 
 def _never_called() -> None:

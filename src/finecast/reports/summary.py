@@ -118,9 +118,18 @@ def _speed(content: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     where += f" in {title_of(engine)}" if engine and not result.get("target") else ""
     return (
         f"A call takes {_ms(after['latency_ms'])} instead of {_ms(before['latency_ms'])}:"
-        f" {result['speedup']:.2f} times as fast, {where}, {_counted(result)}with"
+        f" {result['speedup']:.2f} times as fast{_range(result)}, {where},"
+        f" {_counted(result)}with"
         f" {_ops(content)}."
     )
+
+
+def _range(result: Mapping[str, Any]) -> str:
+    """Between which speeds that of single processes is."""
+    speeds = result.get("speedups") or ()
+    if len(speeds) < 2:
+        return ""
+    return f" ({min(speeds):.2f} to {max(speeds):.2f} in {len(speeds)} processes)"
 
 
 def _loss(result: Mapping[str, Any]) -> str:

@@ -46,6 +46,9 @@ from finecast.tuning.search import Candidate, chain, rivals
 from finecast.tuning.trials import Trials
 
 _EQUAL: Final = Interval(low=1.0, median=1.0, high=1.0)
+# Models of more ops are not loaded in other processes at the end: each compiles for 1.5 ms an
+# op in int8, and a net of 5,000 ops would take half a minute more.
+_MOST_OPS: Final = 3000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,13 @@ class Conclusion:
     def race(self, built: Mapping[str, Built], effort: Effort) -> Measurements:
         """The last race, of models of plans and those that stand beside the result."""
         return self._measure({**built, **self.hints}, effort)
+
+    def confirmed(self, built: Built, measurements: Measurements) -> Measurements:
+        """``measurements``, with those of the result in fresh processes."""
+        if len(self.planner.graph.nodes) > _MOST_OPS:
+            return measurements
+        models = {built.plan.digest: built, **self.hints}
+        return self.measuring.confirmed(measurements, models, self.trials.budget.left_s)
 
     def improved(
         self,
@@ -145,6 +155,7 @@ class Conclusion:
             warnings=warnings,
             speedup=speed.median,
             speedup_spread=speed.high - speed.low,
+            speedups=measurements.times.speeds(name),
             gain=gain.median,
             gain_spread=gain.high - gain.low,
             findings=replace(self.findings, last_race=_last_race(measurements)),

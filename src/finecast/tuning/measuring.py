@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from finecast.data.workload import Workload
-from finecast.engines.base import Session
+from finecast.engines.base import Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.errors import EngineError
 from finecast.measure.racing import Effort, Race
@@ -53,6 +53,12 @@ FINAL: Final = Effort(
 )
 # The second race of what may be better than the result: the order alone is asked.
 DUEL: Final = replace(FINAL, limit=math.inf, order=True, tie=None)
+# The result in another process. Its choice is made: only its speed beside fp32 is asked for.
+AFRESH: Final = Effort(
+    min_time_s=_LEAST_S, settle_s=1.0, known_to=FINAL.known_to, rounds=11, order=False
+)
+# What that takes for a small net: imports, compilations and rounds in two processes.
+_AFRESH_S: Final = 4.0
 BASELINE: Final = Effort(min_time_s=_LEAST_S)
 # Latencies that decide nothing, or only which of nearly equal plans is tried first.
 GLANCE: Final = Effort(min_time_s=0.0, rounds=3, warmup=1)
@@ -88,19 +94,28 @@ class Racing:
 
 # Times models on another machine, unless it cannot; and what there is to tell of it.
 Racer: TypeAlias = Callable[[Racing], "tuple[Race | None, Sequence[str]]"]
+# Times models on some calls in fresh processes of this machine, one after the other.
+Afresh: TypeAlias = Callable[[Racing, Sequence[Feeds]], Sequence[Race]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
-    """Measures the models of one subject by ``objective``; ``racer`` times them, if given.
+    """Measures the models of one subject by ``objective``.
 
-    ``errors`` has the relative output errors of plans that were measured, by digest.
+    Attributes:
+        objective: What is measured.
+        subject: What was tuned.
+        workload: The data.
+        racer: Times models in place of this process; None for none.
+        afresh: Times models in fresh processes; None where these cannot load them.
+        errors: The relative output errors of plans that were measured, by digest.
     """
 
     objective: Objective
     subject: Subject
     workload: Workload
     racer: Racer | None = None
+    afresh: Afresh | None = None
     errors: dict[str, float] = field(init=False, repr=False, default_factory=dict[str, float])
     _exact: list[Exact] = field(init=False, repr=False, default_factory=list[Exact])
 
@@ -156,6 +171,24 @@ class Measuring:
                 return race
         workload = self.workload if call is None else self.workload.of_call(call)
         return (subject.streamed if streams else subject.times)(built, workload, effort)
+
+    def confirmed(
+        self, measurements: Measurements, built: Mapping[str, Built], allowed_s: float
+    ) -> Measurements:
+        """``measurements``, with what ``built`` took in fresh processes.
+
+        In each process memory lies elsewhere, by which one file is faster or slower by up to
+        15% than in another one. Costs that are counted are the same everywhere. Nothing is
+        timed again where that takes more than ``allowed_s``.
+        """
+        if self.afresh is None or not self.objective.of_time or allowed_s < _AFRESH_S:
+            return measurements
+        origins = {name: one.origin for name, one in built.items()}
+        streams = self.objective is Objective.THROUGHPUT
+        racing = Racing(models=origins, effort=AFRESH, streams=streams)
+        for race in self.afresh(racing, self.workload.timing()):
+            measurements.costs.join(race)
+        return measurements
 
     def exact(self) -> Exact:
         """The fp32 model's outputs on the timed feeds; it runs there once."""

@@ -178,6 +178,8 @@ class Result(Report):
         reused_sensitivities: Formats whose sensitivities an earlier run measured.
         speedup: How many times as fast as fp32 a call of the tuned model is.
         speedup_spread: The width of the interval in which that lies.
+        speedups: The same in each of the processes in which it was timed, of which ``speedup``
+            is the middle.
         gain: How many times as good as fp32 the tuned model is by the objective.
         gain_spread: The width of the interval in which that lies.
         predicted_error: Relative error of the worst output against fp32, by the sensitivities.
@@ -239,6 +241,7 @@ class Result(Report):
     reused_sensitivities: tuple[str, ...] = ()
     speedup: float = 1.0
     speedup_spread: float = 0.0
+    speedups: tuple[float, ...] = ()
     gain: float = 1.0
     gain_spread: float = 0.0
     predicted_error: float = 0.0
@@ -518,6 +521,7 @@ class Result(Report):
             "tuned": _measured(self.tuned, self.objective),
             "speedup": self.speedup,
             "speedup_spread": self.speedup_spread,
+            "speedups": list(self.speedups),
             "gain": self.gain,
             "gain_spread": self.gain_spread,
             "evaluations": self.evaluations,

@@ -242,11 +242,17 @@ def _made_of(result: Result) -> str:
 
 
 def timed_in(result: Result) -> str:
-    """In which engine times were measured, on how many threads; empty where none was."""
+    """In which engine times were measured, on how many threads; empty where none was.
+
+    In several processes the result has several speeds, of which the table has the middle.
+    """
     if result.target or not result.engine:
         return ""
     threads = number_of(environment().cores, "thread")
-    return f"timed in {title_of(result.engine)}, {threads}"
+    speeds, apart = result.speedups, ""
+    if len(speeds) > 1:
+        apart = f"; in {len(speeds)} processes x{min(speeds):.2f} to x{max(speeds):.2f}"
+    return f"timed in {title_of(result.engine)}, {threads}{apart}"
 
 
 def _parts(errors: Mapping[str, float]) -> list[str]:
