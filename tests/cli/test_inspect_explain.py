@@ -212,6 +212,24 @@ def test_explain_says_that_a_format_lacks_data(finecast: Finecast, net: Path) ->
     assert said in finecast("convert", net, "-o", net.with_name("l.onnx"), *options).err
 
 
+def test_explain_says_that_an_engine_may_run_fewer_ops_on_integers(
+    finecast: Finecast, net: Path, tmp_path: Path
+) -> None:
+    """``convert`` runs the model, and takes ops out of int8 that it does not run so."""
+    skip_without_int8("onnxruntime")
+    path = tmp_path / "x.npz"
+    np.savez(path, x=np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16))
+    options = ["--auto-cast", "matmult", "--engine", "onnxruntime", "--data", path]
+    said = "1 op in int8 by what the rules permit: convert and tune also run the model in"
+    answer = finecast("explain", net, *options, "--auto-cast-type", "int8")
+    assert said in answer.err
+    plan = tmp_path / "plan.json"
+    low = ("-o", tmp_path / "low.onnx", "--plan-out", plan)
+    assert finecast("convert", net, *low, *options, "--auto-cast-type", "int8").code == 0
+    assert said not in finecast("explain", net, "--plan", plan).err
+    assert said not in finecast("explain", net, *options, "--auto-cast-type", "bf16").err
+
+
 @pytest.mark.parametrize("low", ["fp16", "int8"])
 def test_explain_tells_as_what_an_op_reads(
     low: str, finecast: Finecast, net: Path, tmp_path: Path

@@ -32,6 +32,7 @@ from finecast.engines.loading import from_memory, load_model
 from finecast.errors import EngineError, Unfit, UsageError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node
+from finecast.naming import number_of
 from finecast.native.source import Source
 from finecast.numbers.encodings import Dynamic, Encodings, Stored
 from finecast.numbers.formats import Format
@@ -101,6 +102,20 @@ def unranged(policy: Policy, data: Sequence[Feeds]) -> tuple[str, ...]:
     return tuple(
         f"{fmt.label} needs the ranges of the model's values, and there is no data"
         for fmt in formats
+    )
+
+
+def not_run(engine: Engine, plan: Plan) -> tuple[str, ...]:
+    """What is said of a plan by the rules alone, which the engine may not run as planned.
+
+    ``drop_unfit`` finds such ops, and takes several loads of the model for it.
+    """
+    labels = {f.label for f in plan.formats.values() if fuses(engine.name, f)}
+    return tuple(
+        f"{number_of(count, 'op')} in {label} by what the rules permit: convert and tune also"
+        f" run the model in {engine.name}, and take ops out of {label} that it does not run so"
+        for label, count in plan.counts.items()
+        if label in labels
     )
 
 
