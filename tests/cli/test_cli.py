@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+import finecast
 from finecast.cli import VERBS, main
 from finecast.cli.output import write_json
 from finecast.errors import EngineError, ExitCode
@@ -74,7 +77,13 @@ def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == ExitCode.DONE
-    assert capsys.readouterr().out.startswith("finecast ")
+    assert capsys.readouterr().out == f"finecast {finecast.__version__}\n"
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    stated = tomllib.loads(Path("pyproject.toml").read_text())["project"]["version"]
+    assert finecast.__version__ == stated
+    assert not hasattr(finecast, "__author__")
 
 
 @pytest.mark.parametrize(

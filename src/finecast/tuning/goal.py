@@ -20,7 +20,7 @@ from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort
-from finecast.naming import Option, convert_options, default_of, member_of, path_of
+from finecast.naming import Option, convert_options, default_of, member_of, number_of, path_of
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
 from finecast.planning.plan import Plan
 from finecast.plugin import absent_plugins, executors
@@ -315,7 +315,9 @@ class Goal:
 
 
 def megabytes(size_bytes: float) -> str:
-    """A size as text: ``12.3 MB``."""
+    """A size as text: ``12.3 MB``, or ``12 bytes`` below a kilobyte."""
+    if size_bytes < 1000:
+        return number_of(round(size_bytes), "byte")
     return f"{size_bytes / 1e6:.4g} MB"
 
 

@@ -94,7 +94,7 @@ class InputCheck:
 
 
 def _check_no_autocast(devices: Collection[str]) -> None:
-    """Raise UsageError inside of ``torch.autocast``: it would cast the graph's ops once more."""
+    """Raise UsageError inside of ``torch.autocast``: it would cast ops once more."""
     for device in sorted(devices):
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             raise UsageError(
