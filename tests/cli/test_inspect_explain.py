@@ -75,7 +75,7 @@ def test_explain_without_a_node_groups_by_what_decided(finecast: Finecast, net: 
     report = finecast("explain", net, *options, "--json").json
     assert report["formats"] == {"fp32": 2, "bf16": 1}
     found = {(g["format"], g["decided_by"]): g["nodes"] for g in report["groups"]}
-    assert found == {("fp32", "rule scope"): ["bias", "soft"], ("bf16", "plan"): ["product"]}
+    assert found == {("fp32", "rule scope"): ["bias", "soft"], ("bf16", "policy"): ["product"]}
     out = finecast("explain", net, *options).out
     assert out.startswith("3 ops: 2 in fp32, 1 in bf16")
     assert re.search(r"bias +fp32 +rule scope", out)
@@ -129,7 +129,7 @@ def test_ops_are_a_table_the_slowest_first_with_whole_names(
     explanation = Explanation(graph=Graph(nodes=(), values=()), plan=plan)
     table = explanation.by_op(2)
     assert [row[0] for row in table.rows] == [f"{NAME} +1", "a"]
-    assert table.rows[0][1:] == ("int8", "plan", "9", "18", "64%")
+    assert table.rows[0][1:] == ("int8", "policy", "9", "18", "64%")
     assert table.notes[0] == "and 1 more: --ops N shows more"
     assert [one["node"] for one in explanation.to_dict()["ops"]] == [NAME, "a", "b"]
     monkeypatch.setenv("COLUMNS", "80")
@@ -168,7 +168,7 @@ def test_a_plan_that_states_no_figures_is_explained(
     plan.write_text(json.dumps(stated))
     assert text in " ".join(finecast("explain", net, "product", "--plan", plan).out.split())
     groups = finecast("explain", net, "--plan", plan, "--json").json["groups"]
-    assert [(g["decided_by"], g["why"]) for g in groups] == [("plan", text)]
+    assert [(g["decided_by"], g["why"]) for g in groups] == [("policy", text)]
 
 
 def test_explain_of_a_plan(finecast: Finecast, net: Path, tmp_path: Path) -> None:
