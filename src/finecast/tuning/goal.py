@@ -215,9 +215,10 @@ class Goal:
         convert=partial(member_of, Objective, what="objective"),
     ).field(Objective.LATENCY)
     preset: Preset = Option(
-        help="What the search is worth: fast takes the first plan within the limit; balanced"
-        " evaluates 3 while 0.4% of speed is expected; exact evaluates 20 for any. If none"
-        " passes, balanced evaluates 5. --max-trials and --timeout set other limits.",
+        help="How long to search: fast stops at the first plan within the limit; balanced"
+        " evaluates up to 3 plans on all data, as long as another 0.4% of speed is expected;"
+        " exact up to 20, for any gain. If none passes, balanced evaluates 5. --max-trials and"
+        " --timeout set other limits.",
         metavar="fast|balanced|exact",
         python=((str, Enum), "the name of a preset"),
         convert=partial(member_of, Preset, what="preset"),
