@@ -287,13 +287,13 @@ def _ran(result: Result) -> list[str]:
     )
     planned = Counter(one.format.label for one in result.plan.counted)
     told = "; ".join(
-        f"{number_of(count, f'{label} op')}: "
+        f"of {number_of(count, f'{label} op')} "
         + ", ".join(
             _run(n, label, into) for (of, into), n in counts.most_common() if of == label
         )
         for label, count in planned.items()
     )
-    return [f"what the engine ran them in, with ops fused: {told}"]
+    return [f"formats in which the engine ran the ops: {told}"]
 
 
 def _run(count: int, label: str, into: str) -> str:
@@ -301,7 +301,7 @@ def _run(count: int, label: str, into: str) -> str:
     if into == _REMOVED:
         return f"{count} need no kernel" if count > 1 else "1 needs no kernel"
     inside = label == Format.FP32.label != into
-    return f"{count} in kernels of {into}" if inside else f"{count} in {into}"
+    return f"{count} inside kernels of {into}" if inside else f"{count} in {into}"
 
 
 def _phases(phases: Mapping[str, float]) -> list[str]:
