@@ -42,7 +42,7 @@ class Decider(Enum):
     ERROR = "error"
     BYTES = "bytes"
     KERNEL = "kernel"
-    NEIGHBORS = "neighbors"
+    NEIGHBOURS = "neighbours"
     WHOLE = "whole plan"
 
 
@@ -152,7 +152,7 @@ class Alternative:
     def in_favour(self) -> Decider:
         """What speaks for ``fmt``; what is beside the unit, if it gains nothing by itself."""
         if self.gains_nothing:
-            return Decider.NEIGHBORS
+            return Decider.NEIGHBOURS
         if self.priced is not Priced.TIME:
             return Decider.BYTES
         return Decider.TIME if self.saved >= self._least else Decider.CASTS
@@ -258,7 +258,7 @@ class _Compared:
         decider, text = _lowered(alternatives) if is_low else _kept(alternatives)
         if because:
             decider = Decider.WHOLE
-        elif decider is Decider.NEIGHBORS:
+        elif decider is Decider.NEIGHBOURS:
             because = "in reduced precision like the ops around it"
         elif not is_low:
             because = "kept fp32"
@@ -338,4 +338,4 @@ def _lowered(found: Sequence[Alternative]) -> tuple[Decider, str]:
     texts = [a.saves for a in beside]
     further = [a for a in found if not (a.from_fp32 or a.gains_nothing)]
     texts += [a.trade for a in further]
-    return beside[0].in_favour if beside else Decider.NEIGHBORS, "; ".join(texts)
+    return beside[0].in_favour if beside else Decider.NEIGHBOURS, "; ".join(texts)

@@ -237,7 +237,7 @@ function choicesSection() {
       { key: "by", name: "decided by", width: "minmax(4rem, 1fr)", wide: true, of: (r) => r.unit.by, show: (r) => r.unit.by },
     ],
   });
-  return [el("p", { class: "soft" }, "Each row compares a reduced format with fp32 for the ops of one kernel, all others as they were chosen: the time that it saves, what its casts cost, and how much it adds to the error of the output. Times are those that the plan was chosen by; the profile of the result may differ. For ops that stay in fp32 it is the format that would gain most. The last column says what decided: “whole plan” stands for one that gives all ops their formats at once, as the engine’s hint does, “neighbors” for an op whose casts would cost more than it saves by itself."), grid.box];
+  return [el("p", { class: "soft" }, "Each row compares a reduced format with fp32 for the ops of one kernel, all others as they were chosen: the time that it saves, what its casts cost, and how much it adds to the error of the output. Times are those that the plan was chosen by; the profile of the result may differ. For ops that stay in fp32 it is the format that would gain most. The last column says what decided: “whole plan” stands for one that gives all ops their formats at once, as the engine’s hint does, “neighbours” for an op whose casts would cost more than it saves by itself."), grid.box];
 }
 
 function valuesSection() {
