@@ -51,6 +51,10 @@ ALLOWED: Final[Mapping[str, str]] = {
     r"text-anchor|\.anchor|class=\"anchor\"|tuple\[Race": "a name in code",
 }
 """Patterns of uses that are not the term, and why."""
+SHOWN: Final = frozenset({"title", "left", "right", "notes", "help", "fix", "text", "what"})
+"""Names of arguments that are texts for users: heads of tables, help, parts of errors."""
+PHASES: Final = frozenset({"progress", "Notice", "reading"})
+"""Calls whose first argument is shown: the name of a phase, or of a kind of file."""
 INSIDE: Final = (
     *("architecture", "upstream", "testing.md", "conformance.md", "contributing.md"),
     *(
@@ -85,7 +89,7 @@ class Use:
 
 def uses() -> Iterator[Use]:
     """Each use of a term in a message, a help text or a page."""
-    for file, line, text in (*messages(), *pages()):
+    for file, line, text in (*messages(), *script_messages(), *pages()):
         plain = re.sub(
             "|".join(ALLOWED) or "(?!)", lambda m: " " * len(m[0]), text, flags=re.I
         )
@@ -97,9 +101,8 @@ def uses() -> Iterator[Use]:
 
 
 def messages() -> Iterator[tuple[Path, int, str]]:
-    """Texts in the code that have several words, but no docstrings."""
-    folders = (ROOT / "src", *sorted((ROOT / "plugins").glob("*/src")))
-    for file in (file for folder in folders for file in sorted(folder.rglob("*.py"))):
+    """Texts in the code that have several words, or are shown as they are; no docstrings."""
+    for file in _files("*.py"):
         tree = ast.parse(file.read_text())
         parts = {
             id(v) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for v in n.values
@@ -107,6 +110,9 @@ def messages() -> Iterator[tuple[Path, int, str]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 parts.add(id(node.value))  # a docstring
+        shown = {
+            id(n) for call in ast.walk(tree) for part in _shown(call) for n in ast.walk(part)
+        }
         for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
                 told = "".join(
@@ -116,8 +122,33 @@ def messages() -> Iterator[tuple[Path, int, str]]:
                 told = "" if id(node) in parts else node.value
             else:
                 continue
-            if " " in told.strip():
+            if " " in told.strip() or id(node) in shown:
                 yield file, node.lineno, told
+
+
+def script_messages() -> Iterator[tuple[Path, int, str]]:
+    """Texts of several words in the scripts of the report's page."""
+    for file in _files("*.js"):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            for quoted in re.finditer(r'"([^"]*)"|`([^`]*)`', line.partition(" // ")[0]):
+                told = re.sub(r"\$\{[^}]*\}", "{}", quoted[1] or quoted[2] or "")
+                if " " in told.strip():
+                    yield file, number, told
+
+
+def _files(pattern: str) -> Iterator[Path]:
+    for folder in (ROOT / "src", *sorted((ROOT / "plugins").glob("*/src"))):
+        yield from sorted(folder.rglob(pattern))
+
+
+def _shown(node: ast.AST) -> Iterator[ast.expr]:
+    """The arguments of a call that are texts for users, however short."""
+    if isinstance(node, ast.Call):
+        yield from (part.value for part in node.keywords if part.arg in SHOWN)
+        if isinstance(node.func, ast.Name | ast.Attribute) and node.args:
+            name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            if name in PHASES:
+                yield node.args[0]
 
 
 def pages() -> Iterator[tuple[Path, int, str]]:

@@ -104,10 +104,17 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from the module that defines it, or from a plugin."""
+    """Import a public name from the module that defines it, or from a plugin.
+
+    The version is that of the installed distribution.
+    """
     module = _MODULES.get(name)
     if module is not None:
         return getattr(importlib.import_module(module), name)
+    if name == "__version__":
+        from finecast.measure.environment import version_of
+
+        return version_of(__name__) or "unknown"
     if name.startswith("_"):
         raise AttributeError(f"module 'finecast' has no attribute {name!r}")
     return public_name(f"finecast.{name}")

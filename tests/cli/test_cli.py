@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+import finecast
 from finecast.cli import VERBS, main
 from finecast.cli.output import write_json
 from finecast.errors import EngineError, ExitCode
@@ -74,7 +78,21 @@ def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == ExitCode.DONE
-    assert capsys.readouterr().out.startswith("finecast ")
+    assert capsys.readouterr().out == f"finecast {finecast.__version__}\n"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_lists_nothing_twice(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``apply`` had its plan among the options, too."""
+    assert main([verb, "--help-all" if verb == "tune" else "--help"]) == ExitCode.DONE
+    rows = re.findall(r"^  (\S+) +<", capsys.readouterr().out, re.MULTILINE)
+    assert len(rows) == len(set(rows))
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    stated = tomllib.loads(Path("pyproject.toml").read_text())["project"]["version"]
+    assert finecast.__version__ == stated
+    assert not hasattr(finecast, "__author__")
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_explain_without_a_node_groups_by_what_decided(finecast: Finecast, net: 
     report = finecast("explain", net, *options, "--json").json
     assert report["formats"] == {"fp32": 2, "bf16": 1}
     found = {(g["format"], g["decided_by"]): g["nodes"] for g in report["groups"]}
-    assert found == {("fp32", "rule scope"): ["bias", "soft"], ("bf16", "plan"): ["product"]}
+    assert found == {("fp32", "rule scope"): ["bias", "soft"], ("bf16", "policy"): ["product"]}
     out = finecast("explain", net, *options).out
     assert out.startswith("3 ops: 2 in fp32, 1 in bf16")
     assert re.search(r"bias +fp32 +rule scope", out)
@@ -129,7 +129,7 @@ def test_ops_are_a_table_the_slowest_first_with_whole_names(
     explanation = Explanation(graph=Graph(nodes=(), values=()), plan=plan)
     table = explanation.by_op(2)
     assert [row[0] for row in table.rows] == [f"{NAME} +1", "a"]
-    assert table.rows[0][1:] == ("int8", "plan", "9", "18", "64%")
+    assert table.rows[0][1:] == ("int8", "policy", "9", "18", "64%")
     assert table.notes[0] == "and 1 more: --ops N shows more"
     assert [one["node"] for one in explanation.to_dict()["ops"]] == [NAME, "a", "b"]
     monkeypatch.setenv("COLUMNS", "80")
@@ -168,7 +168,7 @@ def test_a_plan_that_states_no_figures_is_explained(
     plan.write_text(json.dumps(stated))
     assert text in " ".join(finecast("explain", net, "product", "--plan", plan).out.split())
     groups = finecast("explain", net, "--plan", plan, "--json").json["groups"]
-    assert [(g["decided_by"], g["why"]) for g in groups] == [("plan", text)]
+    assert [(g["decided_by"], g["why"]) for g in groups] == [("policy", text)]
 
 
 def test_explain_of_a_plan(finecast: Finecast, net: Path, tmp_path: Path) -> None:
@@ -210,6 +210,24 @@ def test_explain_says_that_a_format_lacks_data(finecast: Finecast, net: Path) ->
     said = "int8 needs the ranges of the model's values, and there is no data"
     assert f"{said}: no op has it here" in finecast("explain", net, *options).err
     assert said in finecast("convert", net, "-o", net.with_name("l.onnx"), *options).err
+
+
+def test_explain_says_that_an_engine_may_run_fewer_ops_on_integers(
+    finecast: Finecast, net: Path, tmp_path: Path
+) -> None:
+    """``convert`` runs the model, and takes ops out of int8 that it does not run so."""
+    skip_without_int8("onnxruntime")
+    path = tmp_path / "x.npz"
+    np.savez(path, x=np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16))
+    options = ["--auto-cast", "matmult", "--engine", "onnxruntime", "--data", path]
+    said = "1 op in int8 by what the rules permit: convert and tune also run the model in"
+    answer = finecast("explain", net, *options, "--auto-cast-type", "int8")
+    assert said in answer.err
+    plan = tmp_path / "plan.json"
+    low = ("-o", tmp_path / "low.onnx", "--plan-out", plan)
+    assert finecast("convert", net, *low, *options, "--auto-cast-type", "int8").code == 0
+    assert said not in finecast("explain", net, "--plan", plan).err
+    assert said not in finecast("explain", net, *options, "--auto-cast-type", "bf16").err
 
 
 @pytest.mark.parametrize("low", ["fp16", "int8"])

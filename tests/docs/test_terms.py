@@ -33,11 +33,15 @@ def test_terms_are_found_in_messages_and_pages(
     source = (
         '"""A low docstring."""\nx = f"the low {1} model"\nraise ValueError("it was told")\n'
     )
+    source += 'progress("rungs", 1)\nTable(left=("op", "unit"))\nkeys = {"low": 1}\n'
     (tmp_path / "src" / "m.py").write_text(source)
+    script = 'const key = "low", text = `the low ${plan} model`; // "a low comment"\n'
+    (tmp_path / "src" / "m.js").write_text(script)
     page = "Two plans race.\n```\nlow = 1\n```\n`low` and a race-free [low](low.md).\n"
     (tmp_path / "docs" / "page.md").write_text(page)
     (tmp_path / "README.md").write_text("exit codes")
     monkeypatch.setattr(terms, "ROOT", tmp_path)
     found = [(use.file.name, use.line, use.term) for use in terms.uses()]
-    expected = [("m.py", 2, "low"), ("m.py", 3, "told"), ("page.md", 1, "race")]
-    assert found == [*expected, ("page.md", 5, "low")]
+    code = [("m.py", 2, "low"), ("m.py", 3, "told"), ("m.py", 4, "rungs"), ("m.py", 5, "unit")]
+    page = [("page.md", 1, "race"), ("page.md", 5, "low")]
+    assert found == [*code, ("m.js", 1, "low"), *page]

@@ -191,11 +191,11 @@ def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"version": 99}, "version 99"),
-        ({"kind": "finecast.plan"}, "not a lock"),
-        ({"kernels": [[]]}, "not a lock"),
-        ({"machine": {}}, "not a lock"),
-        ({"times": None}, "not a lock: times is None, expected an object"),
-        ({"settings": 3}, "not a lock: settings is 3, expected an object"),
+        ({"kind": "finecast.plan"}, "not a deployment manifest"),
+        ({"kernels": [[]]}, "not a deployment manifest"),
+        ({"machine": {}}, "not a deployment manifest"),
+        ({"times": None}, "not a deployment manifest: times is None, expected an object"),
+        ({"settings": 3}, "not a deployment manifest: settings is 3, expected an object"),
     ],
 )
 def test_what_is_no_lock_is_refused(
@@ -276,11 +276,11 @@ def test_a_lock_that_was_changed_is_refused(tmp_path: Path, name: str) -> None:
     content = json.loads(path.read_text())
     CHANGES[name](content)
     path.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match="the lock was changed: its checksum is not that"):
+    with pytest.raises(UsageError, match="the manifest was changed: its checksum is not that"):
         Lock.load(path)
     del content["checksum"]
     path.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match="the lock was changed: it has no checksum"):
+    with pytest.raises(UsageError, match="the manifest was changed: it has no checksum"):
         Lock.load(path)
 
 

@@ -312,6 +312,37 @@ def test_so_does_a_16_bit_op_that_the_codes_do_not_load_beside(
     assert done.verified.engine == "openvino"
 
 
+def normalized(number: int) -> str:
+    """The layer of NORMALIZED from the value before it, to which it is added."""
+    i = number
+    return f"""
+  [flat{i}] f{i} = Reshape (z{i - 1}, flat)
+  [norm{i}] b{i} = InstanceNormalization (f{i}, w1, w2)
+  [shape{i}] s{i} = Shape (z{i - 1})
+  [back{i}] c{i} = Reshape (b{i}, s{i})
+  [scaled{i}] d{i} = Mul (c{i}, w3)
+  [shifted{i}] e{i} = Add (d{i}, w4)
+  [product{i}] p{i} = Conv <pads = [1, 1]> (e{i}, w5)
+  [bounded{i}] t{i} = Tanh (p{i})
+  [residual{i}] z{i} = Add (z{i - 1}, t{i})"""
+
+
+def test_in_repeated_layers_only_the_ops_at_fault_leave_their_format(
+    tmp_path: Path, engine: OpenVinoEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are too many to be found one by one; the residual additions are of their kind."""
+    monkeypatch.setattr(integers, "_MOST_ATTEMPTS", 24)
+    stem = NORMALIZED.partition("\n  [flat]")[0].replace("] a =", "] z0 =")
+    layers = "".join(map(normalized, range(1, 6)))
+    text = f"{stem}{layers}\n  [last] y = Relu (z5)\n}}"
+    given = write_drawn(tmp_path / "net.onnx", text, NORMALIZED_SHAPES)
+    data = {"x": DATA["x"].reshape(2, 1, -1)}
+    done = api.convert(given, None, "all:int8,bf16", data=data, engine="openvino")
+    kept = {name for name, fmt in done.plan.formats.items() if fmt is Format.FP32}
+    assert kept == {f"shifted{i}" for i in range(1, 6)}
+    assert {f"product{i}" for i in range(1, 6)} <= {*coded(done.plan)}
+
+
 def test_so_does_one_of_an_ir(refused: tuple[Path, Any], engine: OpenVinoEngine) -> None:
     """Its roundings are single ops, across which scales are moved by Gather alone."""
     given, data = refused

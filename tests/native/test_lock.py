@@ -211,14 +211,18 @@ def test_any_value_in_a_lock_is_read_or_refused_in_plain_words(tmp_path: Path) -
     finecast.convert(source, low, "all:bf16", data=data, lock=True, progress=False)
     path, refused = lock_beside(low), dict[str, str]()
     whole = json.loads(path.read_text(encoding="utf-8"))
+    no_manifest = "not a deployment manifest"
     for change, says in (
-        ({"version": 9}, f"lock version 9 is newer than 2 ({path})"),
-        ({"engine": {}}, f"not a lock: engine has no 'name' ({path})"),
+        ({"version": 9}, f"deployment manifest version 9 is newer than 2 ({path})"),
+        ({"engine": {}}, f"{no_manifest}: engine has no 'name' ({path})"),
         (
             {"kernels": [["a", "b"], []]},
-            f"not a lock: kernels[1] is [], expected a list of length >= 1 ({path})",
+            f"{no_manifest}: kernels[1] is [], expected a list of length >= 1 ({path})",
         ),
-        ({"kind": "finecast.report"}, f"not a lock: it is a report of version 2 ({path})"),
+        (
+            {"kind": "finecast.report"},
+            f"{no_manifest}: it is a report of version 2 ({path})",
+        ),
     ):
         path.write_text(json.dumps(whole | change), encoding="utf-8")
         with pytest.raises(UsageError) as raised:
@@ -226,7 +230,9 @@ def test_any_value_in_a_lock_is_read_or_refused_in_plain_words(tmp_path: Path) -
         assert says in raised.value.line
     plan = finecast.convert(source, None, "all:bf16", verify=False).plan.to_json()
     path.write_text(plan, encoding="utf-8")
-    with pytest.raises(UsageError, match="not a lock: it is a plan of version 11"):
+    with pytest.raises(
+        UsageError, match="not a deployment manifest: it is a plan of version 11"
+    ):
         Lock.load(path)
     path.write_text(json.dumps(whole), encoding="utf-8")
     for what, text in tampered(path.read_text(encoding="utf-8")):

@@ -158,12 +158,12 @@ def test_a_plan_that_no_cost_chose_says_so_first() -> None:
     planner, analysis = chain([{BF16: -3.0}], {BF16: [0.0]})
     plan = lowest(planner, analysis)[0].plan
     text = "every op that may have bf16 does: bf16 takes 3 us more, its casts cost 12 us"
-    assert said(plan) == (text, "plan")
+    assert said(plan) == (text, "whole plan")
     hinted = planner.plan({0: FP32}, "the hint lowers it", kept="the hint keeps it in fp32")
     text = (
         "the hint keeps it in fp32: bf16 would take 3 us more, and its casts would cost 12 us"
     )
-    assert said(explained(planner, analysis, hinted)) == (text, "plan")
+    assert said(explained(planner, analysis, hinted)) == (text, "whole plan")
 
 
 def test_lowest_plans_are_named_by_the_formats_that_their_ops_have() -> None:

@@ -257,8 +257,10 @@ def test_the_first_screen_answers_four_questions() -> None:
         "Its top1 on your 200 samples is 0.9 instead of 0.91; what it loses on new data was"
         " not estimated: --confidence guarantees a limit."
     )
-    assert costs.startswith("Its squared output error comes from net/layer.")
-    assert "(fp16) 25%, " in costs
+    assert costs.startswith(
+        "Where its squared output error comes from: predicted 25% from net/"
+    )
+    assert costs.count("predicted") == 1
     assert following.startswith("Next: write it by its save(); if it loses too much")
     expected = ExpectedLoss(loss=0.004, deviation=0.001)
     certain = Certificate(
@@ -268,7 +270,7 @@ def test_the_first_screen_answers_four_questions() -> None:
     there, at_most = (
         replace(found, **one).report().to_dict()["summary"]["answers"][1] for one in told
     )
-    assert there.endswith("expect a loss of 0.004 (+- 0.001).")
+    assert there.endswith("expect a loss of 0.004, give or take 0.001.")
     assert at_most.endswith("lose at most 0.02, at 95% confidence.")
 
 

@@ -56,3 +56,18 @@ def test_nothing_is_converted_inside_of_autocast(verb: Callable[..., Any]) -> No
     ):
         verb(module, x)
     verb(module, x)
+
+
+def test_a_converted_module_is_not_cast_once_more_by_autocast() -> None:
+    """Ops that the plan keeps in fp32 were in bf16, without a word."""
+    module, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.ones(2, 4)
+    low = ft.convert(module, (x,), "none")
+    wanted = low(x)
+    for called in (low, torch.compile(low, backend="eager")):
+        with torch.autocast("cpu", torch.bfloat16):
+            with pytest.raises(UsageError, match=r"torch\.autocast\('cpu'\) is on"):
+                called(x)
+            with torch.autocast("cpu", enabled=False):
+                assert torch.equal(called(x), wanted)
+        with torch.autocast("cuda", torch.bfloat16, enabled=torch.cuda.is_available()):
+            assert torch.equal(called(x), wanted)

@@ -66,6 +66,13 @@ def test_where_nothing_fits_it_says_what_the_smallest_takes_and_loses(bench: Ben
     assert re.search(r"has [0-9.]+ on your data, and fp32 1$", outcome.why)
 
 
+def test_a_bound_that_no_file_keeps_is_answered_in_the_same_way(bench: Bench) -> None:
+    """Prices of a size that nothing takes overflowed: numpy warned of it."""
+    with np.errstate(over="raise"):
+        outcome = bench.tune(max_size=1)
+    assert "no plan takes at most 1 byte: the smallest takes" in outcome.why
+
+
 def test_where_what_fits_misses_it_says_what_the_best_has(bench: Bench) -> None:
     bench.engine.gain = 0.5
     x = np.load(bench.data)["x"]

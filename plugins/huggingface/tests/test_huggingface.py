@@ -17,7 +17,7 @@ import pytest
 import finecast
 from finecast import get_engine
 from finecast.engines.base import Session
-from finecast.errors import UsageError
+from finecast.errors import UsageError, UserCodeError
 from tests import decoder
 
 pytest.importorskip("transformers")
@@ -180,6 +180,47 @@ def test_generate_is_tried_before_the_search(
         huggingface.tune(model, data=np.ones((2, 9), int), length=4, engine="onnxruntime")
 
 
+def test_a_generate_that_fails_names_the_versions_that_are_tested(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise TypeError("an unexpected argument")
+
+    monkeypatch.setattr(huggingface, "_forward", fail)
+    monkeypatch.setattr(huggingface.api, "tune", None)
+    monkeypatch.setattr(huggingface.importlib.metadata, "version", lambda _: "9.1.0")
+    with pytest.raises(UserCodeError, match=r"transformers 9\.1\.0 cannot run") as caught:
+        huggingface.tune(model, data=np.ones((2, 9), int), length=4, engine="onnxruntime")
+    assert "install transformers 5.23 and 5.24, which are tested" in str(caught.value)
+
+
+def mixture() -> Any:
+    torch.manual_seed(0)
+    of: Any = transformers
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2}
+    ends = {"bos_token_id": None, "eos_token_id": None}
+    return of.MixtralForCausalLM(of.MixtralConfig(**_SIZES, **experts, **heads, **ends)).eval()
+
+
+def test_a_mixture_of_experts_is_exported_by_its_batched_products(tmp_path: Path) -> None:
+    """PyTorch's exporter has no operator for transformers' grouped ones."""
+    model = mixture()
+    own = model.config._experts_implementation
+    path = huggingface.export(model, tmp_path / "model.onnx")
+    assert model.config._experts_implementation == own
+    made = huggingface.generator(model, get_engine("onnxruntime").load(path))
+    assert generated(made) == generated(model)
+
+
+def test_what_the_exporter_cannot_write_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface, "_EXPERTS", "grouped_mm")
+    with pytest.raises(UsageError, match="exporter does not write the model as ONNX: No ONNX"):
+        huggingface.export(mixture(), tmp_path / "model.onnx")
+
+
 class Letters:
     """A tokenizer of lower-case letters."""
 
@@ -227,7 +268,11 @@ def test_tokens_are_taken_in_any_form(data: Any) -> None:
         ({"data": ["abc"], "tokenizer": "gpt2"}, "a str makes no tokens"),
         *(
             ({"data": [[1] * 9], "length": length}, f"a piece of text of {length!r} tokens")
-            for length in (0, -1, 1.5, "128", True)
+            for length in (0, -1)
+        ),
+        *(
+            ({"data": [[1] * 9], "length": length}, "a whole number is expected for length")
+            for length in (1.5, "128", True)
         ),
     ],
 )

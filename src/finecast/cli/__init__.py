@@ -327,9 +327,9 @@ def _placeholder() -> Callable[[], None]:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from finecast.measure.environment import version_of
+        from finecast import __version__
 
-        sys.stdout.write(f"finecast {version_of('finecast') or 'unknown'}\n")
+        sys.stdout.write(f"finecast {__version__}\n")
         raise typer.Exit
 
 

@@ -31,7 +31,7 @@ def run(
     how: Trusted,
     as_json: Json = False,
 ) -> None:
-    """Apply a saved plan to the model it was made for, or to another version of that.
+    """Apply a saved plan to the model it was made for, or to another version of it.
 
     In a model that was retrained, changed or exported again, ops are found by their names,
     or by their place in the graph (see finecast diff). New ops stay in fp32. A plan is

@@ -19,7 +19,10 @@ def run(
     after: Annotated[Path, typer.Argument(metavar="AFTER", help=_WHAT)],
     how: Trusted,
     every: Annotated[
-        bool, typer.Option("--all", help="A row for each op, not for ops that differ alike.")
+        bool,
+        typer.Option(
+            "--all", help="A row for each op; by default ops that differ alike share one."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -151,7 +151,8 @@ class PanelledCommand(TyperCommand):
             flag, _ = records[HELP_ALL]
             records[HELP_ALL] = flag, f"Show all options, {more} more."
         for heading, names in sections.items():
-            rows = [records[name] for name in names if name in records]
+            named = names if heading == "Arguments" else set(names).difference(arguments)
+            rows = [records[name] for name in names if name in records and name in named]
             if short and heading not in ("Arguments", _FIRST):
                 continue
             if short:

@@ -74,7 +74,7 @@ def decider_of(decision: Decision) -> str:
     """What decided, in a word or two: ``casts``, ``rule kernel``, ``rules kernel, names``."""
     rules = dict.fromkeys(r.rule for r in decision.deciding if r.rule != DECISION)
     chosen = dict.fromkeys(
-        str(r.evidence.get(DECIDED_BY, "plan"))
+        str(r.evidence.get(DECIDED_BY, "policy"))
         for r in decision.deciding
         if r.rule == DECISION
     )

@@ -53,7 +53,7 @@ class Destination:
     force: bool = Option(help="Overwrite existing files.", kind=bool).field(False)
     external_data: bool | None = Option(
         help="Weights in NAME.data beside the output, or all in one file. Default: as in the"
-        " model given, and beside it from 1.8 GB on.",
+        " model given; from 1.8 GB on in NAME.data.",
         flags=("--external-data/--one-file",),
         kind=bool,
     ).field(None)

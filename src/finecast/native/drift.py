@@ -171,7 +171,7 @@ class VerifyOptions:
         convert=path_of,
     ).field(None)
     settings: Mapping[str, str] = Option(
-        help="A setting of the engine, by its own name, as the model is deployed:"
+        help="A setting of the engine that the deployed model has, by the engine's name, as"
         " INFERENCE_PRECISION_HINT=bf16.",
         flags=("--set",),
         metavar="NAME=VALUE",
@@ -180,7 +180,7 @@ class VerifyOptions:
         convert=_settings,
     ).field({})
     strict: bool = Option(
-        help="Fail for notices, too: other threads, another CPU, a busy machine.",
+        help="Fail also where only the machine differs: threads, CPU, other work on it.",
         kind=bool,
     ).field(False)
 

@@ -31,7 +31,7 @@ from finecast.native.device import Program
 from finecast.native.emulated import EmulatedSubject, NativeProgram
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.inner_decisions import MOST_SAMPLES
-from finecast.native.integers import unranged
+from finecast.native.integers import not_run, unranged
 from finecast.native.model import Judgement, LowModel, OpenedModel, RunOptions
 from finecast.native.observing import facts_for_rules, observe
 from finecast.native.planning import Judging, make_planner
@@ -309,6 +309,7 @@ def judged(
     slow = (speed_of(runner, fmt) for fmt in policy.formats if fmt in plan.low_formats)
     notes += tuple(speed.note for speed in slow if not speed.gains)
     notes += tuple(f"{what}: no op has it here" for what in unranged(policy, batches))
+    notes += not_run(engine, plan)
     return prepared.graph, plan, tuple(dict.fromkeys(notes))
 
 

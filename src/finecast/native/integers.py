@@ -32,6 +32,7 @@ from finecast.engines.loading import from_memory, load_model
 from finecast.errors import EngineError, Unfit, UsageError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node
+from finecast.naming import number_of
 from finecast.native.source import Source
 from finecast.numbers.encodings import Dynamic, Encodings, Stored
 from finecast.numbers.formats import Format
@@ -104,6 +105,20 @@ def unranged(policy: Policy, data: Sequence[Feeds]) -> tuple[str, ...]:
     )
 
 
+def not_run(engine: Engine, plan: Plan) -> tuple[str, ...]:
+    """What is said of a plan by the rules alone, which the engine may not run as planned.
+
+    ``drop_unfit`` finds such ops, and takes several loads of the model for it.
+    """
+    labels = {f.label for f in plan.formats.values() if fuses(engine.name, f)}
+    return tuple(
+        f"{number_of(count, 'op')} in {label} by what the rules permit: convert and tune also"
+        f" run the model in {engine.name}, and take ops out of {label} that it does not run so"
+        for label, count in plan.counts.items()
+        if label in labels
+    )
+
+
 def drop_unfit(source: Source, planner: Planner, engine: Engine, feeds: Feeds) -> Planner:
     """``planner`` without ops that the engine does not run in a scaled format as planned.
 
@@ -167,21 +182,26 @@ def _refused(source: Source, planner: Planner, plan: Plan, engine: Engine, why: 
         and Format.FP32 in planner.permissions[node.id].formats
     ]
     for suspects in (s for s in (stored, coded) if s):
-        found = _at_fault(source, plan, engine, suspects)
+        found = _at_fault(source, planner.graph, plan, engine, suspects)
         if found:
             does = f"refuses the model with it: {why}"
             return {name: (plan.formats[name].label, does) for name in found}
     return {}
 
 
-def _at_fault(source: Source, plan: Plan, engine: Engine, suspects: list[str]) -> list[str]:
+def _at_fault(
+    source: Source, graph: Graph, plan: Plan, engine: Engine, suspects: list[str]
+) -> list[str]:
     """Those of ``suspects`` without whose formats ``engine`` loads the model of ``plan``.
 
     By bisection: with the suspects before such an op in their formats, and those after it in
-    fp32, the model loads. Where that takes too many attempts, all ops of the kinds found so
-    far are at fault. Empty if the model does not load without them.
+    fp32, the model loads. A net repeats its layers: of the second op at fault between ops of
+    the same kinds, all others between such ops count as at fault, too. Where that takes too
+    many attempts, all ops of the kinds found so far do. Empty if the model does not load
+    without them.
     """
     attempts, ops = 0, {d.node: d.op for d in plan.decisions}
+    roles = {node.name: _role(graph, node) for node in graph.nodes}
 
     def loads(kept: Collection[str]) -> bool:
         nonlocal attempts
@@ -211,12 +231,24 @@ def _at_fault(source: Source, plan: Plan, engine: Engine, suspects: list[str]) -
                 loading = middle
             else:
                 high = middle
-        found.append(remaining.pop(loading))
+        name = remaining.pop(loading)
+        if any(roles[one] == roles[name] for one in found):
+            loading = sum(roles[one] != roles[name] for one in remaining[:loading])
+            remaining = [one for one in remaining if roles[one] != roles[name]]
+        found.append(name)
         if attempts > _MOST_ATTEMPTS:
             kinds = {ops[name] for name in found}
             others = [name for name in remaining if ops[name] not in kinds]
             return [name for name in suspects if name not in others] if loads(others) else []
-    return found
+    return [name for name in suspects if name not in remaining]
+
+
+def _role(graph: Graph, node: Node) -> tuple[object, ...]:
+    """The kinds of an op, of those whose results it reads, and of those that read its own."""
+    makers = (graph.maker(index) for index in node.inputs if index is not None)
+    results = (graph.values[index] for index in node.outputs if index is not None)
+    readers = (reader.op for value in results for reader in graph.readers(value))
+    return node.op, tuple(maker and maker.op for maker in makers), tuple(readers)
 
 
 def unfused(

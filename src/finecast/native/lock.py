@@ -194,7 +194,7 @@ class Lock:
                 changed.
         """
         text = _read(path)
-        with reading("lock", str(path), _FIX) as at:
+        with reading("deployment manifest", str(path), _FIX) as at:
             file = at.parsed(text, _SavedLock, newest=_VERSION, sealed_from=2)
         call_ms, samples = file.times.call_ms, file.samples
         observed = Observed(
@@ -332,4 +332,4 @@ def _read(path: Path) -> str:
             fix="tune writes it beside a model that it timed on this machine, and none for a"
             " --target; convert writes one with --lock; verify's --lock names another file",
         )
-    return read_text(path, what="lock", most_bytes=_MOST_BYTES, fix=_FIX)
+    return read_text(path, what="deployment manifest", most_bytes=_MOST_BYTES, fix=_FIX)

@@ -70,8 +70,8 @@ class ReadOptions:
     """
 
     from_type: str | None = Option(
-        help="Convert ops of this type to fp32 first; inputs and outputs keep it. int8: what"
-        " another tool quantized, to be planned op by op.",
+        help="Convert ops of this type to fp32 first; inputs and outputs keep it. int8"
+        " stands for ops that another tool quantized.",
         metavar="fp64|fp16|bf16|int8",
     ).field(None)
     freeze_inputs: bool | None = Option(

@@ -35,14 +35,15 @@ _LEAST_BYTES: Final = 1.0
 
 
 class Decider(Enum):
-    """What decided the format of a unit."""
+    """What decided the format of a unit: its own costs, those around it, or the whole plan."""
 
     TIME = "time"
     CASTS = "casts"
     ERROR = "error"
     BYTES = "bytes"
     KERNEL = "kernel"
-    PLAN = "plan"
+    NEIGHBOURS = "neighbours"
+    WHOLE = "whole plan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,7 @@ class Alternative:
     def in_favour(self) -> Decider:
         """What speaks for ``fmt``; what is beside the unit, if it gains nothing by itself."""
         if self.gains_nothing:
-            return Decider.PLAN
+            return Decider.NEIGHBOURS
         if self.priced is not Priced.TIME:
             return Decider.BYTES
         return Decider.TIME if self.saved >= self._least else Decider.CASTS
@@ -255,10 +256,10 @@ class _Compared:
         alternatives = sorted(self._alternatives(unit), key=lambda a: -a.gain)
         is_low = own is not Format.FP32
         decider, text = _lowered(alternatives) if is_low else _kept(alternatives)
-        if decider is Decider.PLAN:
-            because = because or "in reduced precision like the ops around it"
-        elif because:
-            decider = Decider.PLAN
+        if because:
+            decider = Decider.WHOLE
+        elif decider is Decider.NEIGHBOURS:
+            because = "in reduced precision like the ops around it"
         elif not is_low:
             because = "kept fp32"
         return Reason(
@@ -337,4 +338,4 @@ def _lowered(found: Sequence[Alternative]) -> tuple[Decider, str]:
     texts = [a.saves for a in beside]
     further = [a for a in found if not (a.from_fp32 or a.gains_nothing)]
     texts += [a.trade for a in further]
-    return beside[0].in_favour if beside else Decider.PLAN, "; ".join(texts)
+    return beside[0].in_favour if beside else Decider.NEIGHBOURS, "; ".join(texts)

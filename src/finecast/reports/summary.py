@@ -146,7 +146,8 @@ def _loss(result: Mapping[str, Any]) -> str:
     elif elsewhere:
         loss, deviation = elsewhere["loss"], elsewhere["deviation"]
         there = (
-            f"on new data of the same kind expect a loss of {loss:.1g} (+- {deviation:.1g})"
+            f"on new data of the same kind expect a loss of {loss:.1g}, give or take"
+            f" {deviation:.1g}"
         )
     else:
         there = "what it loses on new data was not estimated: --confidence guarantees a limit"
@@ -154,17 +155,18 @@ def _loss(result: Mapping[str, Any]) -> str:
 
 
 def _costs(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> str:
-    shares = [
-        f"{content['ops'][_main_op(one)]['name']} ({one['type']})"
-        f" {one['share'] if one['measured_share'] is None else one['measured_share']:.0%}"
-        for one in limiting
-        if one["ops"]
-    ]
+    known = [one for one in limiting if one["ops"]]
+    shares: list[str] = []
+    for how, key in (("measured", "measured_share"), ("predicted", "share")):
+        named = [
+            f"{one[key]:.0%} from {content['ops'][_main_op(one)]['name']} ({one['type']})"
+            for one in known
+            if (one["measured_share"] is None) is (key == "share")
+        ]
+        shares += [f"{how} {enumerated(named)}"] if named else []
     if not shares:
         return _heading(content, limiting)
-    first, *others = shares
-    then = f", then {enumerated(others)}" if others else ""
-    return f"Its squared output error comes from {first}{then}."
+    return f"Where its squared output error comes from: {'; '.join(shares)}."
 
 
 def _next(result: Mapping[str, Any]) -> str:

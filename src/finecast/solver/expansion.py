@@ -356,10 +356,10 @@ def limited(
     """
     limit = problem.limit
     free = find(problem.priced(0.0))
-    if limit is None or problem.fits(free.label):
+    if limit is None or limit.most < 0 or problem.fits(free.label):
         return evaluate(problem, free.label)
     # Prices at which the limit is broken and kept; the first guess is the mean cost of a unit.
-    broken, kept = 0.0, max(free.cost(lam), 1e-300) / max(limit.most, 1e-300)
+    broken, kept = 0.0, max(free.cost(lam), 1e-300) / max(limit.most, 1.0)
     known: list[Labelling] = []
     for _ in range(_RAISES):
         labelling = find(problem.priced(kept))

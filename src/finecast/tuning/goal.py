@@ -20,7 +20,7 @@ from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort
-from finecast.naming import Option, convert_options, default_of, member_of, path_of
+from finecast.naming import Option, convert_options, default_of, member_of, number_of, path_of
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
 from finecast.planning.plan import Plan
 from finecast.plugin import absent_plugins, executors
@@ -215,9 +215,10 @@ class Goal:
         convert=partial(member_of, Objective, what="objective"),
     ).field(Objective.LATENCY)
     preset: Preset = Option(
-        help="What the search is worth: fast takes the first plan within the limit; balanced"
-        " evaluates 3 while 0.4% of speed is expected; exact evaluates 20 for any. If none"
-        " passes, balanced evaluates 5. --max-trials and --timeout set other limits.",
+        help="How long to search: fast stops at the first plan within the limit; balanced"
+        " evaluates up to 3 plans on all data, as long as another 0.4% of speed is expected;"
+        " exact up to 20, for any gain. If none passes, balanced evaluates 5. --max-trials and"
+        " --timeout set other limits.",
         metavar="fast|balanced|exact",
         python=((str, Enum), "the name of a preset"),
         convert=partial(member_of, Preset, what="preset"),
@@ -315,7 +316,9 @@ class Goal:
 
 
 def megabytes(size_bytes: float) -> str:
-    """A size as text: ``12.3 MB``."""
+    """A size as text: ``12.3 MB``, or ``12 bytes`` below a kilobyte."""
+    if size_bytes < 1000:
+        return number_of(round(size_bytes), "byte")
     return f"{size_bytes / 1e6:.4g} MB"
 
 

@@ -52,7 +52,8 @@ _BECAUSE: Final[Mapping[str, str]] = {
     "error": "would add more error than their time is worth",
     "bytes": "save no bytes",
     "kernel": "run in the kernel of another op",
-    "plan": "cannot run in a lower format here, or only move data",
+    "policy": "cannot run in a lower format here, or only move data",
+    "whole plan": "cannot run in a lower format here, or only move data",
 }
 
 
@@ -101,7 +102,7 @@ def _elsewhere(result: Result, expected: ExpectedLoss) -> str:
     """What is lost on the data given, and what is expected on other data."""
     lost = result.baseline.metric - result.tuned.metric
     here = f"falls by {lost:.2g}" if lost > 0 else f"rises by {-lost:.2g}" if lost else ""
-    more = f"{expected.loss:.1g} (+- {expected.deviation:.1g})"
+    more = f"{expected.loss:.1g}, give or take {expected.deviation:.1g}"
     if expected.loss + expected.deviation < _HARDLY:
         more = f"less than {_HARDLY}"
     return (
@@ -259,8 +260,8 @@ def _parts(errors: Mapping[str, float]) -> list[str]:
     """A line on the error of quantized weights alone and activations alone, if known."""
     if not errors:
         return []
-    told = ", ".join(f"{name} alone {percent(error)}" for name, error in errors.items())
-    return [f"of it, as predicted, by quantized {told}"]
+    told = ", of ".join(f"{name} alone {percent(error)}" for name, error in errors.items())
+    return [f"predicted error of quantized {told}"]
 
 
 def _kept(result: Result) -> list[str]:
@@ -294,13 +295,13 @@ def _ran(result: Result) -> list[str]:
     )
     planned = Counter(one.format.label for one in result.plan.counted)
     told = "; ".join(
-        f"of {number_of(count, 'op')} in {label} "
+        f"of {number_of(count, f'{label} op')} "
         + ", ".join(
             _run(n, label, into) for (of, into), n in counts.most_common() if of == label
         )
         for label, count in planned.items()
     )
-    return [f"kernels that ran, in which the engine fuses ops: {told}"]
+    return [f"formats in which the engine ran the ops: {told}"]
 
 
 def _run(count: int, label: str, into: str) -> str:
@@ -308,7 +309,7 @@ def _run(count: int, label: str, into: str) -> str:
     if into == _REMOVED:
         return f"{count} need no kernel" if count > 1 else "1 needs no kernel"
     inside = label == Format.FP32.label != into
-    return f"{count} in kernels of {into}" if inside else f"{count} in {into}"
+    return f"{count} inside kernels of {into}" if inside else f"{count} in {into}"
 
 
 def _phases(phases: Mapping[str, float]) -> list[str]:

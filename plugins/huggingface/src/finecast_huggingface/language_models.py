@@ -20,7 +20,8 @@ import importlib.util
 import inspect
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
@@ -63,6 +64,10 @@ _STEPS: Final = 16
 """Of these, tokens that are decoded one by one."""
 _TEXTS: Final = 8
 """Pieces of a call."""
+_KNOWN: Final = ("5.23", "5.24")
+"""Versions of transformers whose ``generate`` is tested with tuned models."""
+_EXPERTS: Final = "batched_mm"
+"""Of transformers' forms of a mixture of experts, the one that ONNX has operators for."""
 _NEEDLESS: Final = ("use_cache", "return_dict", "cache_position")
 """Arguments of a call that are no wish for more than it gives."""
 
@@ -142,11 +147,13 @@ def _check_generation(model: Any, exported: Any, ids: Array, engine: str | None)
 
     session = candidates(engine)[0].load(exported.SerializeToString())
     start = torch.from_numpy(ids[:1, :2].copy())
+    version, known = importlib.metadata.version("transformers"), " and ".join(_KNOWN)
+    install = f"install transformers {known}, which are tested, or "
+    tested = ".".join(version.split(".")[:2]) in _KNOWN
     with guarded(
-        f"generate of transformers {importlib.metadata.version('transformers')} cannot run the"
-        " exported model",
+        f"generate of transformers {version} cannot run the exported model",
         where=type(model).__name__,
-        fix="export() the model, and tune the file",
+        fix=f"{'' if tested else install}export() the model, and tune the file",
     ):
         made = generator(model, session)
         made.generate(
@@ -276,7 +283,12 @@ def export(model: Any, path: str | Path) -> Path:
         for of in ("past_key_values", "present")
     ]
     text = {0: free, 1: free}
-    with torch.no_grad(), warnings.catch_warnings():
+    with (
+        torch.no_grad(),
+        warnings.catch_warnings(),
+        _exportable_experts(model),
+        _explained(type(model).__name__),
+    ):
         warnings.simplefilter("ignore")  # of the exporter's own modules
         program = torch.onnx.export(
             flat,
@@ -296,6 +308,39 @@ def export(model: Any, path: str | Path) -> Path:
     with writing(path):
         program.save(str(path))
     return Path(path)
+
+
+@contextmanager
+def _exportable_experts(model: Any) -> Generator[None]:
+    """Have a mixture of experts compute as ``_EXPERTS`` meanwhile; other models stay as is."""
+    own = getattr(model.config, "_experts_implementation", None)
+    if own is None or not hasattr(model, "set_experts_implementation"):
+        yield
+        return
+    model.set_experts_implementation(_EXPERTS)
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(own)
+
+
+@contextmanager
+def _explained(where: str) -> Generator[None]:
+    """Turn errors of PyTorch's exporter, of many lines, into one that has the cause."""
+    import torch
+
+    try:
+        yield
+    except torch.onnx.OnnxExporterError as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        why, *_ = str(cause).strip().splitlines() or [type(cause).__name__]
+        raise UsageError(
+            f"PyTorch's exporter does not write the model as ONNX: {why}",
+            where=where,
+            fix="export the model by Optimum, and tune the file",
+        ) from error
 
 
 def _positions(name: str) -> str:

@@ -66,12 +66,13 @@ class ByOp:
     """The plan that chooses formats op by op, which no rung of the ladder does."""
 
     per_op: bool = Option(
-        help="Look for a plan that chooses formats by op, too.",
+        help="Also look for a plan that chooses formats op by op.",
         flags=("--per-op/--no-per-op",),
         kind=bool,
     ).field(True)
     auto_cast_type: str | None = Option(
-        help="Formats of that plan: bf16, fp16, int8 on inf1; default: those of the options.",
+        help="Formats of the plan by op: bf16, fp16, int8 on inf1; default: those of the"
+        " options.",
         metavar="FORMAT[,FORMAT]",
     ).field(None)
 

@@ -232,7 +232,7 @@ class LadderWalk:
         for done, rung in enumerate(self.rungs):
             self.progress(rung.name, done, len(self.rungs))
             results.append(self._judge(rung, rung.emulation))
-        self.progress("rungs", len(self.rungs), len(self.rungs))
+        self.progress("options", len(self.rungs), len(self.rungs))
         passing = [r for r in results if r.passed]
         best = min(passing, key=lambda r: (r.time_s, r.error)) if passing else None
         return LadderOutcome(

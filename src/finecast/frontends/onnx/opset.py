@@ -131,9 +131,13 @@ def _converted(model: ir.Model, version: int) -> ir.Model:
         node.domain = _ASIDE
     if hidden:
         model.opset_imports[_ASIDE] = 1
+    stated = model.ir_version
+    # Of older versions the converter refuses initializers that are no inputs; engines do not.
+    model.ir_version = max(stated or 0, FREE_INITIALIZERS)
     try:
         raised = native.rewritten(model, _to(version))
     finally:
+        model.ir_version = stated
         model.opset_imports.pop(_ASIDE, None)
         for node, domain in zip(hidden, domains, strict=True):
             node.domain = domain

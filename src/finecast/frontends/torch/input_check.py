@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -61,6 +61,8 @@ class InputCheck:
         del module
         if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return
+        leaves = tree_leaves((args, kwargs))
+        _check_no_autocast({x.device.type for x in leaves if isinstance(x, torch.Tensor)})
         other = self.other_size(args, kwargs)
         if other and not self.told:
             self.told = True
@@ -89,6 +91,19 @@ class InputCheck:
             where="the converted module",
             fix=_FREE,
         )
+
+
+def _check_no_autocast(devices: Collection[str]) -> None:
+    """Raise UsageError inside of ``torch.autocast``: it would cast ops once more."""
+    for device in sorted(devices):
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            raise UsageError(
+                f"torch.autocast({device!r}) is on: it would cast ops that the plan keeps in"
+                " fp32",
+                where="the converted module",
+                fix="call it outside of the block, or inside of"
+                f" torch.autocast({device!r}, enabled=False)",
+            )
 
 
 def input_check(module: GraphModule, program: ExportedProgram) -> InputCheck:

@@ -3,7 +3,7 @@
 
 // Drawings are as wide as the screen is likely to be, so that their text keeps its size.
 const NARROW = matchMedia("(max-width: 640px)").matches;
-const WIDTH = NARROW ? 360 : 760;
+const WIDTH = NARROW ? 360 : Math.min(Math.max(innerWidth - 48, 640), 1120);
 
 // A round distance that cuts a span into three to seven parts.
 function tick(span) {
@@ -76,13 +76,24 @@ function frontierChart(plans) {
     parts.push(svg("polyline", { class: "step", points: line.map((p) => x(p.error) + "," + y(p.gain)).join(" ") }));
   for (const a of anchors)
     parts.push(svg("line", { class: "anchor", x1: L, x2: W - R, y1: y(a.gain), y2: y(a.gain) }),
-      svg("text", { x: W - R, y: y(a.gain) - 5, "text-anchor": "end" }, `${a.name}: ${times(a.gain)}`));
+      beside(`${a.name}: ${times(a.gain)}`, y(a.gain), shown.map((p) => [x(p.error), y(p.gain)]), L, W - R));
   for (const p of shown) {
     const told = `${p.name}: ${times(p.gain)}, error ${percent(p.error)}, ${WORDS[p.kind]}`;
     if (p.chosen) parts.push(svg("circle", { class: "ring", cx: x(p.error), cy: y(p.gain), r: 10 }));
     parts.push(svg("circle", { class: "dot " + p.kind, cx: x(p.error), cy: y(p.gain), r: 6 }, svg("title", {}, told)));
   }
   return svg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": "All plans by output error and speed; the table below has the same figures" }, parts);
+}
+
+// The text of a line at the height `at`: above or below it, at its right or left end, where it
+// covers the fewest dots.
+function beside(text, at, dots, left, right) {
+  const width = 7.5 * text.length, radius = 8; // of letters of 13 px, and of a dot with its edge
+  const places = [right, left + width + 4].flatMap((end) => [at - 5, at + 15].map((base) => ({ end, base })));
+  const covered = ({ end, base }) =>
+    dots.filter(([cx, cy]) => cx > end - width - radius && cx < end + radius && cy > base - 12 - radius && cy < base + 3 + radius).length;
+  const best = places.reduce((one, other) => (covered(other) < covered(one) ? other : one));
+  return svg("text", { x: best.end, y: best.base, "text-anchor": "end" }, text);
 }
 
 // The tree of ops by scope, or by class, with the milliseconds of a model.

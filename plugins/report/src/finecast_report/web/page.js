@@ -26,7 +26,7 @@ const table = (heads, rows, numbers = []) => el("div", { class: "scroll", tabind
 function header() {
   const answers = data.summary.answers || []; // reports of earlier releases have none
   const tile = (name, value, note) => el("div", {}, el("dt", {}, name), el("dd", {}, value, note ? el("small", {}, note) : null));
-  const counts = Object.entries(data.plan.counts).map(([type, n]) => [chip(type), ` ${n} `]);
+  const counts = Object.entries(data.plan.counts).map(([type, n]) => [el("span", { class: "together" }, chip(type), ` ${n}`), " "]);
   const ran = {};
   data.ops.forEach((op) => { if (op.ran) ran[op.ran] = (ran[op.ran] || 0) + 1; });
   const ranText = Object.entries(ran).map(([type, n]) => `${type}: ${count(n, "op")}`).join(", ");
@@ -237,7 +237,7 @@ function choicesSection() {
       { key: "by", name: "decided by", width: "minmax(4rem, 1fr)", wide: true, of: (r) => r.unit.by, show: (r) => r.unit.by },
     ],
   });
-  return [el("p", { class: "soft" }, "Each row compares a reduced format with fp32 for the ops of one kernel, all others as they were chosen: the time that it saves, what its casts cost, and how much it adds to the error of the output. Times are those that the plan was chosen by; the profile of the result may differ. For ops that stay in fp32 it is the format that would gain most. The last column says what decided; “plan” stands for a plan that lowers every op that may be."), grid.box];
+  return [el("p", { class: "soft" }, "Each row compares a reduced format with fp32 for the ops of one kernel, all others as they were chosen: the time that it saves, what its casts cost, and how much it adds to the error of the output. Times are those that the plan was chosen by; the profile of the result may differ. For ops that stay in fp32 it is the format that would gain most. The last column says what decided: “whole plan” stands for one that gives all ops their formats at once, as the engine’s hint does, “neighbours” for an op whose casts would cost more than it saves by itself."), grid.box];
 }
 
 function valuesSection() {
