@@ -332,7 +332,8 @@ class StepSearch:
                 where="model",
                 fix="make torch.compile(model) work first",
             ) from error
-        if self._most is not self.autocast.compiled:
+        most = self._most
+        if most is not self.autocast.compiled:
             compiled, eager = (percent(error) for error in self._autocasts_errors)
             self.notes.append(
                 f"compiled torch.autocast computes this step wrongly: its gradients are off by"
@@ -348,7 +349,7 @@ class StepSearch:
                 candidate.why = "predicted to be slower"
                 continue
             step = self._built(candidate)
-            if step is None or self._judge(candidate, self._most):
+            if step is None or self._judge(candidate, most):
                 continue
             exact += 1
             least = replace(candidate.plan, memory=Memory.LEAST)
