@@ -952,7 +952,7 @@ def test_the_journal_says_what_was_measured_and_why(bench: Bench) -> None:
     assert outcome.to_dict()["journal"][0]["what"] == "race"
     assert {"errors of ops"} == {step.what for step in journal if not step.plan}
     assert re.match(
-        r"benchmark of .*: expected gain \d+.*%, chance to pass \d+%; took .* s, x\d",
+        r"benchmark of .*: expected to save \d+.*%, chance to pass \d+%; took .* s, x\d",
         journal[0].text,
     )
 
