@@ -188,7 +188,7 @@ class EngineEntry:
     rows of the core (``engines/integers.py``, ``engines/usage.py``).
 
     Attributes:
-        name: What users give to ``--engine``, and ``Engine.name``.
+        name: What users give to ``--engine``; ``Engine.name`` states it, too.
         module: The module with the engine, and with a function ``devices`` that gives the
             names of the devices that it has here, as ``("CPU",)``.
         factory: The name of the class, or of a function, that takes the name of a device as

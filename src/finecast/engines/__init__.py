@@ -87,11 +87,11 @@ def get_engine(spec: str) -> Engine:
             fix=f"{entry.install} (installed here: {present})",
         )
     engine: Engine = load(f"{entry.module}:{entry.factory}")(device or entry.device)
-    if getattr(engine, "name", None) != name:
+    if not hasattr(engine, "name"):
         raise EngineError(
-            f"the engine {name!r} states the name {getattr(engine, 'name', None)!r}",
+            f"the engine {name!r} states no name",
             where=f"{entry.module}:{entry.factory}",
-            fix="`name` of its class is that of its EngineEntry",
+            fix="its class needs `name`, that of its EngineEntry",
         )
     return engine
 

@@ -75,6 +75,8 @@ def rounded_operands(graph: Graph, node: Node, fmt: Format) -> tuple[int, ...]:
 
 def _check_sizes(graph: Graph, node: Node, fmt: Format) -> None:
     """Raise ValueError for a matrix of weights that kernels in ``fmt`` do not take."""
+    if fmt.size_multiple == 1:
+        return
     weights = _operand(graph, node, 1)
     shape = () if weights is None else weights.shape or ()
     if any(not isinstance(d, int) or d % fmt.size_multiple for d in shape):
