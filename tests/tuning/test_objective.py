@@ -166,4 +166,4 @@ def test_a_format_that_is_slow_here_may_be_small(bench: Bench) -> None:
 
 def test_a_gain_that_does_not_count_says_what_would() -> None:
     assert takes(0.982, 1.02) == "takes 0.982 of what fp32 takes, and at most 0.98 counts"
-    assert takes(1.3, 1.02) == "takes 1.3 of what fp32 takes"
+    assert takes(1.3, 1.02) == "takes 1.3 times what fp32 takes"

@@ -645,7 +645,9 @@ def test_what_is_fast_at_first_only_is_not_returned(bench: Bench) -> None:
 
     outcome = bench.tune(evaluate=score, max_trials=1)
     assert outcome.verdict is Verdict.UNCHANGED
-    assert "no plan is faster here: the fastest takes 1.14 of what fp32 takes" in outcome.why
+    assert (
+        "no plan is faster here: the fastest takes 1.14 times what fp32 takes" in outcome.why
+    )
     assert outcome.speedup == 1.0
 
 

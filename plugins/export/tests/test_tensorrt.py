@@ -177,6 +177,37 @@ def test_the_model_is_asked_for(net: Path, finecast: Any, tmp_path: Path) -> Non
         export(Plan.load(plan), "tensorrt", tmp_path / "e.onnx", model=net)
 
 
+def test_what_is_read_is_not_overwritten(net: Path, finecast: Any, tmp_path: Path) -> None:
+    outside = tmp_path / "net.bin"
+    onnx.save(
+        onnx.load(net),
+        net,
+        save_as_external_data=True,
+        location=outside.name,
+        size_threshold=0,
+    )
+    plan = tmp_path / "low.plan.json"
+    plan.write_text(planned(net, "all:fp16").to_json())
+    words = ["export", plan, "--to", "tensorrt", "--model", net, "--force", "-o"]
+    before = {path: path.read_bytes() for path in (net, outside, plan)}
+    for out in (net.with_suffix(".py"), outside, plan):
+        done = finecast(*words, out)
+        assert done.code == 2, out
+        assert "are the same file" in done.err
+    assert {path: path.read_bytes() for path in before} == before
+    assert not net.with_suffix(".py").exists()
+
+
+def test_a_script_is_not_printed_without_its_model(
+    net: Path, finecast: Any, tmp_path: Path
+) -> None:
+    plan = tmp_path / "low.plan.json"
+    plan.write_text(planned(net, "all:fp16").to_json())
+    done = finecast("export", plan, "--to", "tensorrt", "--model", net)
+    assert (done.code, done.out) == (2, "")
+    assert "name the script that is written" in done.err
+
+
 # One model for each rule that breaks it, and the node that does.
 HEAD: Final = """<ir_version: 10, opset_import: ["" : 21, "other" : 1]>
 net ({ports}) => ({result} y)

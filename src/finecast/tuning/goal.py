@@ -511,5 +511,6 @@ class Budget:
 
 def takes(share: float, min_speedup: float) -> str:
     """Text: the share of fp32's cost that a plan takes; if below 1, the share that counts."""
-    text = f"takes {share:.3g} of what fp32 takes"
-    return text if share >= 1 else f"{text}, and at most {1 / min_speedup:.3g} counts"
+    if share >= 1:
+        return f"takes {share:.3g} times what fp32 takes"
+    return f"takes {share:.3g} of what fp32 takes, and at most {1 / min_speedup:.3g} counts"

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from finecast.cli import Json, Verbatim, warn, write_json, write_note
+from finecast.errors import UsageError
 
 # Left-out ops that are told, without --json.
 _TOLD: Final = 8
@@ -60,6 +61,12 @@ def run(
     warn(*(one.text for one in left[:_TOLD]))
     if len(left) > _TOLD:
         warn(f"{len(left) - _TOLD} more ops cannot be stated: --json lists all")
+    if output is None and exported.write_model is not None:
+        raise UsageError(
+            f"{exported.tool} gets a model, too, which cannot be printed",
+            where="-o",
+            fix="name the script that is written; the model goes beside it",
+        )
     warn(*exported.notes)
     if output is None:
         for line in exported.text.splitlines():

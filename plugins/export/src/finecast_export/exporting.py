@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from finecast import Format, Plan
 from finecast.errors import UsageError
-from finecast.files import check_writable, write_text
+from finecast.files import DATA_SUFFIX, CommandFiles, write_text
 from finecast.naming import look_up
 from finecast.planning import Decision
 
@@ -100,7 +100,7 @@ class Exported:
     stated: Mapping[str, int]
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
-    write_model: Callable[[Path], None] | None = None
+    write_model: Callable[[Path], object] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON content, without the model."""
@@ -214,9 +214,17 @@ def export(
 
     Raises:
         UsageError: If there is no such tool, the plan is for a model of a library that it
-            does not read, or nothing of the plan can be stated.
+            does not read, nothing of the plan can be stated, or what would be written is read
+            too, or exists.
     """
     tool = look_up(to, {name: name for name in TOOLS}, what="tool", where="--to")
+    files = CommandFiles(force=force)
+    if isinstance(plan, str | Path):
+        files.read("the plan", plan)
+    if isinstance(model, str | Path):
+        files.read("the model", model)
+    files.write("the output", output)
+    files.check_replaced()
     known = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
     module = importlib.import_module(f"finecast_export.tools.{TOOLS[tool]}")
     _check_model(tool, model)
@@ -232,16 +240,21 @@ def export(
         )
     if output is not None:
         path = Path(output)
-        beside = path.with_suffix(".onnx")
-        check_writable(path, force=force)
         if exported.write_model is not None:
+            from finecast.frontends.onnx import load
+
+            if isinstance(model, str | Path):
+                files.read("the model's external data", *load(Path(model)).external)
+            beside = path.with_suffix(".onnx")
             if path == beside:
                 raise UsageError(
                     "the script would be where its model is",
                     where=str(path),
                     fix="end it in .py",
                 )
-            check_writable(beside, force=force)
+            data = beside.with_name(beside.name + DATA_SUFFIX)
+            files.write("the output", beside, beside=(data,))
+            files.check_replaced()
             exported.write_model(beside)
         write_text(path, exported.text)
     return exported

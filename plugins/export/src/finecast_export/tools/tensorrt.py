@@ -16,10 +16,12 @@ from typing import Final
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from finecast import Format, Plan, api
 from finecast.errors import UsageError
+from finecast.frontends import onnx as frontend
 from finecast.numbers import Scaled
 from finecast.ops import by_name
 from finecast.planning import Decision
@@ -34,8 +36,6 @@ _NOTE: Final = (
 )
 _FP8: Final = TensorProto.FLOAT8E4M3FN
 _MATRIX: Final = TensorProto(dims=[1, 1])
-# What a protobuf message can hold, with room for all that is not a constant.
-_LARGEST_MESSAGE: Final = 1 << 30
 
 
 def export(plan: Plan, model: Path | onnx.ModelProto) -> Exported:
@@ -67,7 +67,7 @@ def export(plan: Plan, model: Path | onnx.ModelProto) -> Exported:
         stated=stated.counts,
         left_out=left_out,
         notes=(_NOTE,),
-        write_model=lambda path: _save(made, path),
+        write_model=lambda path: frontend.save(ir.from_proto(made), path, force=True),
     )
 
 
@@ -183,18 +183,3 @@ def _without_fp8_casts(model: onnx.ModelProto) -> onnx.ModelProto:
         model.graph.initializer.remove(tensor)
     model.graph.initializer.extend(needed.values())
     return model
-
-
-def _save(model: onnx.ModelProto, path: Path) -> None:
-    """Write the model; constants into a file beside it where they are large."""
-    size = sum(len(t.raw_data) for t in model.graph.initializer)
-    if size < _LARGEST_MESSAGE:
-        onnx.save(model, path)
-        return
-    onnx.save(
-        model,
-        path,
-        save_as_external_data=True,
-        location=f"{path.name}.data",
-        size_threshold=1024,
-    )
