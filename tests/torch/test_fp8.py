@@ -277,3 +277,20 @@ def test_onnx_models_have_no_such_products(label: str) -> None:
     with pytest.raises(UsageError, match="made for PyTorch alone") as told:
         api.convert("examples/digits/digits.onnx", policy=f"all:{label}", data=data)
     assert "VNNI" not in str(told.value.fix)
+
+
+@pytest.mark.filterwarnings("ignore:input .* was captured with:UserWarning")
+@pytest.mark.parametrize(
+    "policy", ["all:fp8_dynamic_row", "all:fp8_dynamic_row,bf16", "all:fp8"]
+)
+@pytest.mark.parametrize("shape", [(6, 32), (6, 4, 32)])
+def test_another_batch_than_the_example_s(policy: str, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(32, 48, bias=False), nn.ReLU(), nn.Linear(48, 32, bias=False)
+    )
+    net.requires_grad_(False)
+    x = torch.randn(2 * shape[0], *shape[1:])
+    low = ft.convert(net, (x[: shape[0]],), policy)
+    for batch in (x, x[:1]):
+        assert relative(low(batch), net(batch)) < 0.1

@@ -174,10 +174,17 @@ class _Product:
         return called(graph, _CAST, sums, dtype=torch.float32)
 
     def _as_before(self, result: FxNode) -> FxNode:
-        """``result``, a matrix, with the layer's own axes."""
-        rank = len(self.codes.meta["val"].shape)
-        axes = [size_of(self.codes, axis) for axis in range(rank - 1)]
-        back = self.layer.graph.call_function(_RESHAPE, (result, [*axes, -1]))
+        """``result``, a matrix, with the layer's own axes.
+
+        No size of the first axis is stated: as other modules these run with other batches
+        than that of the example, and with one of no rows.
+        """
+        whole = self.codes.meta["val"].shape
+        if len(whole) == 2:
+            return result
+        axes = [-1, *(size_of(self.codes, axis) for axis in range(1, len(whole) - 1))]
+        sizes = [*axes[: len(whole) - 1], self.stored.meta["val"].shape[0]]
+        back = self.layer.graph.call_function(_RESHAPE, (result, sizes))
         fake = self.layer.meta["val"].to(result.meta["val"].dtype)
         back.meta = {**self.layer.meta, "val": fake}
         return back
