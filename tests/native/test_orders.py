@@ -236,7 +236,7 @@ def test_a_share_is_read_with_the_device() -> None:
     assert explicit_casts("sm90").share is None
     with pytest.raises(UsageError, match="no orders of summation are tried here"):
         device_for(Policy(), "sm90:0.9")
-    for wrong in ("sm90:2", "sm90:many"):
+    for wrong in ("sm90:2", "sm90:many", "sm90:"):
         with pytest.raises(UsageError, match="is no share"):
             CastRequest(target=wrong)
 

@@ -218,8 +218,8 @@ def with_share(text: str) -> tuple[str, float | None]:
     Raises:
         UsageError: If what follows the colon is no share.
     """
-    name, _, share = text.partition(":")
-    asked = share_of(share, where="--target", example=0.9, most=1.0) if share else None
+    name, colon, share = text.partition(":")
+    asked = share_of(share, where="--target", example=0.9, most=1.0) if colon else None
     return name, asked
 
 
@@ -227,7 +227,7 @@ def refuse_share(target: str) -> NoReturn:
     """Raise UsageError for a share of orders where none are tried."""
     name, _, share = target.partition(":")
     raise UsageError(
-        f"no orders of summation are tried here, of which a share could be {share}",
+        f"no orders of summation are tried here, of which a share could be {share!r}",
         where=f"--target {target}",
         fix=f"give --target {name}; emulate and tune take a share",
     )
