@@ -26,7 +26,7 @@ from finecast.progress import silent
 from finecast_training import step_search
 from finecast_training.measures import GradientDeviation, StepFigures
 from finecast_training.step_plan import StepPlan, Way
-from finecast_training.step_search import StepSearch
+from finecast_training.step_search import StepCandidate, StepSearch
 from finecast_training.step_tuning import StepResult, _same_everywhere
 from finecast_training.target import StepTarget
 from finecast_training.tuned_step import TunedStep
@@ -241,6 +241,15 @@ def test_a_plan_holds_for_a_graph_of_another_size(tuned: Tuned) -> None:
     known = [d for d in other.decisions if (d.node, d.op) in formats]
     assert len(known) > 0.8 * len(other.decisions)
     assert all(d.format is formats[d.node, d.op] for d in known)
+
+
+def test_a_step_without_plans_says_who_chooses() -> None:
+    for way, told in ((Way.AUTOCAST, "torch.autocast chooses"), (Way.FP32, "all are in fp32")):
+        plan = StepPlan(name="without", policy="auto:bf16", way=way)
+        best = StepCandidate(plan=plan, exactness=cast("Any", None))
+        table = StepResult(step=cast("Any", None), candidates=(), best=best).explain()
+        assert not table.rows
+        assert told in " ".join(table.notes)
 
 
 def searched(result: StepResult, objective: str, most: int | None) -> StepSearch:

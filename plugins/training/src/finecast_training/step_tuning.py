@@ -29,6 +29,12 @@ from finecast_training.tuned_step import TunedStep
 
 OBJECTIVES: Final = {"time": "time", "memory": "memory"}
 _MB: Final = 1e6
+_UNPLANNED: Final = {
+    Way.PLANNED: (),
+    Way.AUTOCAST: ("no op has a plan: torch.autocast chooses formats as the step runs",),
+    Way.FP32: ("no op has a plan: all are in fp32",),
+}
+"""Why there are no rows of ops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -109,7 +115,12 @@ class StepResult(Report):
             for plan in self.plan.plans
             for d in plan.counted
         ]
-        return TextTable(title="ops", left=("node", "op", "type", "reason"), rows=rows)
+        return TextTable(
+            title="ops",
+            left=("node", "op", "type", "reason"),
+            rows=rows,
+            notes=_UNPLANNED[self.plan.way],
+        )
 
     def _content(self) -> dict[str, Any]:
         return {
