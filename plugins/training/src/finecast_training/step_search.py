@@ -116,7 +116,7 @@ class StepSearch:
         policy: The formats that plans may have.
         objective: ``time`` or ``memory``.
         max_memory: The most bytes that forward and backward pass may allocate; None for
-            those of compiled autocast.
+            those of compiled autocast, or of fp32 where that is faster.
         progress: Told of each plan.
         candidates: All plans that were compared, in order.
         notes: What the user should know.
@@ -410,8 +410,10 @@ class StepSearch:
 
     @property
     def most_bytes(self) -> int:
-        """The most memory that a plan may take."""
-        return self.autocast.memory_bytes if self.max_memory is None else self.max_memory
+        """The most memory that a plan may take: that of the faster of autocast and fp32."""
+        if self.max_memory is not None:
+            return self.max_memory
+        return min((self.autocast, self.fp32), key=lambda c: c.seconds).memory_bytes
 
     def allowed(self) -> list[StepCandidate]:
         """Those measured that are exact enough and within the memory, the best first."""
@@ -455,11 +457,6 @@ class StepSearch:
         if not order:
             self.notes.append(f"no plan takes at most {self.most_bytes / 1e6:.3g} MB")
         best.why = ""
-        if self.max_memory is None and self.fp32.seconds < best.seconds and self.fp32.why:
-            self.notes.append(
-                f"fp32 takes {self.fp32.seconds / best.seconds:.3g} of the time, but more"
-                f" memory than torch.autocast: max_memory={self.fp32.memory_bytes} allows it"
-            )
         return best
 
 

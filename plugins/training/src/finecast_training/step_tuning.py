@@ -169,7 +169,7 @@ class StepGoal:
     Attributes:
         objective: ``time`` or ``memory``.
         max_memory: The most bytes that forward and backward pass may allocate, gradients
-            among them. By default those that compiled autocast allocates.
+            among them. By default those of compiled autocast, or of fp32 where that is faster.
         moments: At how many moments of training gradients are compared.
         between: Steps of fp32 before each of them.
         trial_steps: Steps of a paired trial: from one checkpoint in fp32, under autocast and
@@ -217,13 +217,14 @@ def tune_step(
     """The fastest training step whose gradients and updates are as exact as autocast's.
 
     Laws: the module, its optimizers, their state and random numbers stay as they are. The
-    peak of memory is at most that of compiled ``torch.autocast``, or ``max_memory``. In no
-    figure is the step worse than autocast, by more than 1% and by more than chance: the
-    relative error and the angle of the parameters' gradients and of the optimizer's updates,
-    the shares of elements that became zero or are no finite numbers; on several batches, at
-    several moments of training. It is the fastest, or takes the least memory, of what was
-    compiled, fp32 and autocast among it. Processes that train together follow one plan, which
-    is worse on none's batches. Plans whose kernels fail are left out, and named.
+    peak of memory is at most that of compiled ``torch.autocast``, of fp32 where that is
+    faster, or ``max_memory``. In no figure is the step worse than autocast, by more than 1%
+    and by more than chance: the relative error and the angle of the parameters' gradients and
+    of the optimizer's updates, the shares of elements that became zero or are no finite
+    numbers; on several batches, at several moments of training. It is the fastest, or takes
+    the least memory, of what was compiled, fp32 and autocast among it. Processes that train
+    together follow one plan, which is worse on none's batches. Plans whose kernels fail are
+    left out, and named.
 
     Args:
         model: The module, in the mode in which it is trained.
