@@ -23,7 +23,18 @@ HELP_ALL: Final = "help_all"
 _FIRST: Final = "Options"
 PANELS: Final[dict[str, tuple[str, ...]]] = {
     _FIRST: (
-        *("to", "path", "output", "plan", "data", "metric", "evaluate", "calib", "max_drop"),
+        *(
+            "to",
+            "path",
+            "model",
+            "output",
+            "plan",
+            "data",
+            "metric",
+            "evaluate",
+            "calib",
+            "max_drop",
+        ),
         *("check", "max_error", "auto_cast", "auto_cast_type", "exclude", "engine", "target"),
         *("preset", "dims", "verify", "force", "report", "ops", "every"),
         *("settings", "strict"),
