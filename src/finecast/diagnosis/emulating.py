@@ -22,7 +22,7 @@ from finecast.graph import Graph, Node, Value
 from finecast.naming import number_of, percent
 from finecast.native.device import DeviceModel
 from finecast.native.model import OpenedModel
-from finecast.native.orders import OrderSpread, OrderTrials
+from finecast.native.orders import OrderSpread
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import OpKind, by_name
@@ -216,14 +216,7 @@ def emulate(
             device.facts,
             progress=progress,
         )
-        trials = OrderTrials(
-            graph=device.graph,
-            shapes={i: f.shape for i, f in device.facts.items()},
-            workload=workload,
-            reference=reference,
-            exact=device.exact,
-            progress=progress,
-        )
+        trials = device.order_trials(workload, reference, progress)
         spread = trials.spread(lambda how: device.session(how, setting), emulation)
     return EmulationReport(
         baseline=baseline,

@@ -18,10 +18,13 @@ from finecast.devices.targets import Relayout
 from finecast.engines.base import EmulatedSession, Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.graph import Graph, Node
+from finecast.native.orders import OrderTrials
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
+from finecast.ops.flops import Shape
 from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
+from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts
 
 CALIBRATION_FEEDS: Final = 8
@@ -88,10 +91,27 @@ class DeviceModel:
         read = [n.inputs[0] for n in self.graph.float_nodes if is_relayout(n)]
         return any(i in self.facts and self.facts[i].infs for i in read if i is not None)
 
+    @property
+    def _shapes(self) -> dict[int, Shape]:
+        """Observed shapes by value id."""
+        return {i: f.shape for i, f in self.facts.items()}
+
+    def order_trials(
+        self, workload: Workload, reference: Session, progress: Progress
+    ) -> OrderTrials:
+        """Trials of orders of summation, with the metric of ``workload``."""
+        return OrderTrials(
+            graph=self.graph,
+            shapes=self._shapes,
+            workload=workload,
+            reference=reference,
+            exact=self.exact,
+            progress=progress,
+        )
+
     def cost(self, emulation: Emulation) -> RooflineCost:
         """The device's roofline with the observed shapes."""
-        shapes = {i: f.shape for i, f in self.facts.items()}
-        return RooflineCost(target=emulation.target, shapes=shapes)
+        return RooflineCost(target=emulation.target, shapes=self._shapes)
 
     def time_s(self, emulation: Emulation, setting: Setting) -> float:
         """Modelled time of one run under a setting."""

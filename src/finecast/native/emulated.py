@@ -29,7 +29,7 @@ from finecast.measure.racing import Effort, Race
 from finecast.native.device import DeviceModel, Program
 from finecast.native.engine_subject import EngineExamined, EngineSubject
 from finecast.native.observing import observe, unseen
-from finecast.native.orders import OrderSpread, OrderTrials
+from finecast.native.orders import OrderSpread
 from finecast.native.roundings import Times
 from finecast.native.source import AS_IT_IS, Source
 from finecast.native.subject import Built, UserRules
@@ -129,16 +129,9 @@ class EmulatedSubject(EngineSubject):
         progress: Progress,
     ) -> OrderSpread:
         """Metric and error over orders of summation, as the device may have any of them."""
-        program, device = self._device.program, self._device
-        trials = OrderTrials(
-            graph=device.graph,
-            shapes={i: f.shape for i, f in device.facts.items()},
-            workload=workload,
-            reference=self.truth or self.reference,
-            exact=device.exact,
-            progress=progress,
-        )
-        session = partial(program.plan_session, plan)
+        reference = self.truth or self.reference
+        trials = self._device.order_trials(workload, reference, progress)
+        session = partial(self._device.program.plan_session, plan)
         return trials.spread(session, self.emulation, keeps)
 
     def tried(self, built: Built) -> Session:

@@ -329,15 +329,15 @@ def violations(model: onnx.ModelProto) -> list[Violation]:
     opset = max(
         (o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0
     )
-    found: list[Violation] = []
+    broken: list[Violation] = []
     if opset not in OPSETS:
         text = f"opset {opset} is not among {OPSETS.start} to {OPSETS.stop - 1}: {_OPSETS}"
-        found.append(Violation(node="", rule="opset", text=text))
+        broken.append(Violation(node="", rule="opset", text=text))
     graph = _Graph.of(model)
-    found += [
+    broken += [
         Violation(node=node.name, rule=rule.name, text=f"{text} ({rule.source})")
         for node in model.graph.node
         for rule in RULES
         for text in rule.judge(node, graph)
     ]
-    return found
+    return broken

@@ -174,9 +174,8 @@ def _narrows(node: FxNode) -> bool:
 
 def _is_view(node: FxNode) -> bool:
     """Whether a node is a view of all numbers of its argument."""
-    if not isinstance(node.target, OpOverload) or not node.target.is_view:
-        return False
-    if not _is_tensor(node):
+    target = node.target
+    if not isinstance(target, OpOverload) or not (target.is_view and _is_tensor(node)):
         return False
     return node.meta["val"].numel() == _argument(node).meta["val"].numel()
 

@@ -333,11 +333,11 @@ class StepSearch:
                 fix="make torch.compile(model) work first",
             ) from error
         most = self._most
-        if most is not self.autocast.compiled:
-            compiled, eager = (percent(error) for error in self._autocasts_errors)
+        if most is self.autocast.exactness:
             self.notes.append(
                 f"compiled torch.autocast computes this step wrongly: its gradients are off by"
-                f" {compiled}, those of the same step op by op by {eager}. It is not taken"
+                f" {percent(self.autocast.error)}, those of the same step op by op by"
+                f" {percent(most.error)}. It is not taken"
             )
         ranked = sorted(
             {c.plan.digest: c for c in passing}.values(),
@@ -392,19 +392,11 @@ class StepSearch:
         return lambda: target.step(call, batch, scale)
 
     @property
-    def _autocasts_errors(self) -> tuple[float, float]:
-        """The errors of autocast's gradients, compiled and op by op."""
-        assert self.autocast.compiled is not None
-        return self.autocast.compiled.error, self.autocast.exactness.error
-
-    @property
     def _most(self) -> Exactness:
         """The figures that no plan may exceed: autocast's, compiled if that is right."""
-        compiled, eager = self._autocasts_errors
-        if not compiled <= max(_WRONG * eager, _ROUNDED):
-            return self.autocast.exactness
-        assert self.autocast.compiled is not None
-        return self.autocast.compiled
+        compiled, eager = self.autocast.compiled, self.autocast.exactness
+        assert compiled is not None
+        return compiled if compiled.error <= max(_WRONG * eager.error, _ROUNDED) else eager
 
     # ------------------------------------------------------------------------ the choice
 

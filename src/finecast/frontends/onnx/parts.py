@@ -92,14 +92,14 @@ class ModelInParts:
             last = [v for v in outer if until[v] == k and v not in outputs]
             function = self.functions.get(nodes[0])
             if function is not None:
-                given = tuple(_name(value) for value in nodes[0].inputs)
+                arguments = tuple(_name(value) for value in nodes[0].inputs)
                 shown = nodes[0].outputs
                 yield RunStep(
-                    reads=given, gives=_names(shown), last=_names(last), run=function
+                    reads=arguments, gives=_names(shown), last=_names(last), run=function
                 )
                 continue
-            made = [v for node in nodes for v in node.outputs]
-            shown = [v for v in made if until.get(v, k) > k or v in outputs]
+            results = [v for node in nodes for v in node.outputs]
+            shown = [v for v in results if until.get(v, k) > k or v in outputs]
             yield RunStep(
                 reads=_names(outer),
                 gives=_names(shown),

@@ -93,16 +93,16 @@ def _allowed(
     left_out: list[LeftOut] = []
     low = {d.node: d for d in ops.low if d.format is not Format.TF32}
     while True:
-        made = _without_fp8_casts(_applied(plan, low, model))
-        found = violations(made)
-        breaking = _ops_of(found, made, low)
+        candidate = _without_fp8_casts(_applied(plan, low, model))
+        broken = violations(candidate)
+        breaking = _ops_of(broken, candidate, low)
         if not breaking:
-            if found:
-                first = found[0]
+            if broken:
+                first = broken[0]
                 raise UsageError(
                     f"TensorRT does not take the model: {first.text}", where=first.node
                 )
-            return made, left_out
+            return candidate, left_out
         left_out += [LeftOut.of(low.pop(node), text) for node, text in breaking.items()]
 
 
@@ -120,7 +120,7 @@ def _applied(
 
 
 def _ops_of(
-    found: list[Violation], model: onnx.ModelProto, low: Mapping[str, Decision]
+    broken: list[Violation], model: onnx.ModelProto, low: Mapping[str, Decision]
 ) -> dict[str, str]:
     """The lowered ops that break a rule, or that read or give what breaks one; with the text.
 
@@ -132,7 +132,7 @@ def _ops_of(
             around.setdefault(name, set()).add(node.name)
     nodes = {node.name: node for node in model.graph.node}
     breaking: dict[str, str] = {}
-    for one in found:
+    for one in broken:
         names, seen = {one.node}, set[str]()
         while names - seen and not names & low.keys():
             seen |= names
