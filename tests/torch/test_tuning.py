@@ -19,6 +19,7 @@ from torch import nn
 
 import finecast.torch as ft
 from finecast.data.criterion import Criterion, CriterionKind
+from finecast.data.metrics import Score
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort
 from finecast.native.torch.model import of_module
@@ -253,6 +254,38 @@ def test_compiled_modules_are_timed_again_and_again() -> None:
     )
     for _ in range(2):
         assert subject.times({"low": built}, workload, Effort(min_time_s=0.0)).names == {"low"}
+
+
+def test_an_evaluation_of_a_module_has_margins() -> None:
+    """Its share of right decisions tells which ones are right, of any module."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
+    data = torch.randn(96, 16, generator=torch.Generator().manual_seed(1))
+    labels = net(data).argmax(-1)
+    labels[::8] = net(data).topk(2).indices[::8, 1]
+
+    def right(module: nn.Module) -> float:
+        return float((module(data).argmax(-1) == labels).float().mean())
+
+    low = ft.convert(net, (data,), "all:bf16")
+    subject = of_module(net, ((data,), {})).subject(None, None)
+    assert isinstance(subject, TorchSubject)
+    workload = ModuleWorkload(
+        function=right,
+        name="right",
+        known=None,
+        examples=subject.model.examples,
+        signature=subject.model.signature,
+    )
+    exact = workload.evaluate(subject.reference, None)
+    session = subject.session(subject.model.build(plan_of(low)))
+    value = workload.evaluate(session, subject.reference)
+    for score, module in ((exact, net), (value, low)):
+        assert isinstance(score, Score)
+        scores = module(data).detach()
+        own = scores.gather(1, labels[:, None])[:, 0]
+        other = scores.scatter(1, labels[:, None], -torch.inf).max(-1).values
+        assert score.margins["0"] == pytest.approx((own - other).numpy(), abs=1e-6)
 
 
 def mean(module: nn.Module) -> float:

@@ -14,7 +14,7 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
@@ -237,17 +237,30 @@ class Recording(Generic[T]):
         """Whether the outputs of all calls were kept."""
         return None not in self._kept
 
+    @property
+    def outputs(self) -> list[T]:
+        """The outputs of all calls whose outputs were kept."""
+        return [kept[1] for kept in self._kept if kept is not None]
+
     def again(self) -> Recording[T]:
         """The same calls from the first on."""
         recording = Recording[T]()
         recording._kept = self._kept
         return recording
 
-    def next(self, key: bytes) -> T | None:
+    def exchanged(self, outputs: Sequence[T]) -> Recording[T]:
+        """The same calls with other outputs, whatever their inputs are."""
+        recording = Recording[T]()
+        recording._kept = [(b"", output) for output in outputs]
+        return recording
+
+    def next(self, key: Callable[[], bytes]) -> T | None:
         """The outputs of the next call; None if they are not kept or its inputs are others."""
         kept = self._kept[self._at] if self._at < len(self._kept) else None
         self._at += 1
-        return None if kept is None or kept[0] != key else kept[1]
+        if kept is None or (kept[0] and kept[0] != key()):
+            return None
+        return kept[1]
 
 
 def metric_value(found: object, where: str) -> Score:
@@ -334,7 +347,7 @@ def check_baseline(
             where=where,
             fix="begin with the same data in each call, and seed its random choices",
         )
-    if all(_on_replaced(replaced, one) == baseline for one in _REPLACEMENTS):
+    if all(quietly(functools.partial(replaced, one)) == baseline for one in _REPLACEMENTS):
         raise UserCodeError(
             f"the evaluation function returns {baseline:g} whatever the outputs are: with"
             " their negatives, with zeros, in reverse order and with random numbers, too",
@@ -344,14 +357,12 @@ def check_baseline(
         )
 
 
-def _on_replaced(
-    replaced: Callable[[Replacement], float | None], replacement: Replacement
-) -> float | None:
+def quietly(replaced: Callable[[], float | None]) -> float | None:
     """The metric of replaced outputs; None if it is not known.
 
     The function may not take such outputs. What it prints of them is no result.
     """
     quiet = redirect_stdout(StringIO()), redirect_stderr(StringIO())
     with quiet[0], quiet[1], np.errstate(all="ignore"), suppress(UserCodeError):
-        return replaced(replacement)
+        return replaced()
     return None

@@ -270,12 +270,14 @@ class Score(float):
     The value is that of the worst. A user's own metric is of no output: ``outputs`` is
     empty then. ``samples`` has what it was computed from, by output, as far as that is known;
     of a user's own metric under an empty name. ``margins`` has, where each sample is decided,
-    the score of the right class less the largest other one, by output.
+    the score of the right class less the largest other one, by output; ``whole`` is the value
+    where all decisions are right.
     """
 
     outputs: Mapping[str, float]
     samples: Mapping[str, Samples]
     margins: Mapping[str, Floats]
+    whole: float
 
     def __new__(
         cls,
@@ -283,17 +285,19 @@ class Score(float):
         outputs: Mapping[str, float] | None = None,
         samples: Mapping[str, Samples] | None = None,
         margins: Mapping[str, Floats] | None = None,
+        whole: float = 1.0,
     ) -> Self:
         """A value, and the values by output that it was reduced from."""
         made = super().__new__(cls, value)
         made.outputs = MappingProxyType(dict(outputs or {}))
         made.samples = MappingProxyType(dict(samples or {}))
         made.margins = MappingProxyType(dict(margins or {}))
+        made.whole = whole
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled with its outputs and samples: another process may have computed it."""
-        known = dict(self.outputs), dict(self.samples), dict(self.margins)
+        known = dict(self.outputs), dict(self.samples), dict(self.margins), self.whole
         return Score, (float(self), *known)
 
 
@@ -308,7 +312,7 @@ class ExpectedLoss:
     """What a model is expected to lose on other data of the same kind.
 
     Attributes:
-        loss: By how much its share of right decisions is below fp32's.
+        loss: By how much its metric is below fp32's.
         deviation: The deviation of that.
     """
 
@@ -343,8 +347,8 @@ def expected_loss(exact: float, low: float) -> ExpectedLoss | None:
     margins = Margins.of(exact.margins[name], low.margins[name])
     if margins is None:
         return None
-    loss, deviation = margins.loss(float(exact) - float(low))
-    return ExpectedLoss(loss=loss, deviation=deviation)
+    loss, deviation = margins.loss((float(exact) - float(low)) / exact.whole)
+    return ExpectedLoss(loss=exact.whole * loss, deviation=exact.whole * deviation)
 
 
 def losses_at(exact: float, low: float) -> Callable[[float], float] | None:
@@ -362,7 +366,10 @@ def losses_at(exact: float, low: float) -> Callable[[float], float] | None:
         return None
     name = next(iter(low.margins))
     moved, still = low.margins[name], exact.margins.get(name)
-    if still is None or len(still) != len(moved) or abs((moved > 0).mean() - low) > _ROUND_OFF:
+    if still is None or len(still) != len(moved):
+        return None
+    whole = exact.whole
+    if abs((moved > 0).mean() - float(low) / whole) > _ROUND_OFF:
         return None
     margins = Margins.of(still, moved)
     if margins is None:
@@ -373,9 +380,9 @@ def losses_at(exact: float, low: float) -> Callable[[float], float] | None:
     start = np.where(known, still, moved)
 
     def lost(scale: float) -> float:
-        here = float(exact) - float((start + scale * moves > 0).mean())
+        here = float(exact) / whole - float((start + scale * moves > 0).mean())
         loss, deviation = margins.scaled(scale).loss(here)
-        return ExpectedLoss(loss=loss, deviation=deviation).cautious
+        return whole * ExpectedLoss(loss=loss, deviation=deviation).cautious
 
     return lost
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from time import perf_counter
 from typing import Any, ClassVar, Final, final
 
 import numpy as np
@@ -21,8 +22,10 @@ from finecast.data.functions import (
     Replacement,
     check_baseline,
     metric_value,
+    quietly,
     source_digest,
 )
+from finecast.data.implied_labels import ImpliedLabels, implied_labels, seconds_for
 from finecast.data.metrics import Metric, Score, Scored, Scoring, scored_outputs
 from finecast.data.samples import Indices
 from finecast.data.streams import Stream
@@ -90,7 +93,8 @@ class Run:
 
     def __call__(self, feeds: Feeds) -> dict[str, Array]:
         """Run the model once; outputs by name."""
-        known = None if self._replay is None else self._replay.next(feeds_digest(feeds))
+        digest = partial(feeds_digest, feeds)
+        known = None if self._replay is None else self._replay.next(digest)
         if self._replace is not None:
             if known is None:
                 raise OtherCallError
@@ -147,6 +151,21 @@ class Run:
             return None
         again = self.replayed()
         again._replace = replace
+        return again
+
+    @property
+    def outputs(self) -> Sequence[Mapping[str, Array]]:
+        """The outputs of all calls; none where they were too many to be kept."""
+        whole = self._recording is not None and self._recording.is_whole
+        return self._recording.outputs if self._recording and whole else ()
+
+    def exchanged(self, name: str, arrays: Sequence[Array]) -> Run:
+        """Gives the outputs of the same calls, one of them another array in each call."""
+        again = Run(self._session)
+        calls = zip(self.outputs, arrays, strict=True)
+        outputs = [{**call, name: array} for call, array in calls]
+        again._replay = Recording[dict[str, Array]]().exchanged(outputs)
+        again._replace = np.asarray
         return again
 
     def _remember(self, feeds: Feeds) -> None:
@@ -451,7 +470,7 @@ class DataWorkload(Workload):
 class FunctionWorkload(Workload):
     """A user's evaluation function; feeds of its first call serve if no others are given."""
 
-    learns: ClassVar[tuple[str, ...]] = ("remembered",)
+    learns: ClassVar[tuple[str, ...]] = ("remembered", "implied")
 
     function: EvalFunction
     name: str
@@ -461,6 +480,7 @@ class FunctionWorkload(Workload):
     slices: int | None = None
     groups: Indices | None = field(default=None, compare=False)
     remembered: list[Feeds] = field(default_factory=list[Feeds])
+    implied: ImpliedLabels | None = None
 
     @property
     def higher_is_better(self) -> bool:
@@ -490,9 +510,11 @@ class FunctionWorkload(Workload):
                 for any outputs.
         """
         if reference is not None:
-            return self._called(Run(session))
-        run = Run(session, remember=not self.remembered, record=True)
+            run = Run(session, record=self.implied is not None)
+            return self._with_margins(self._called(run), run)
+        run, start = Run(session, remember=not self.remembered, record=True), perf_counter()
         result = self._called(run)
+        seconds = perf_counter() - start
         self.remembered = self.remembered or run.seen()
         check_baseline(
             result,
@@ -502,9 +524,20 @@ class FunctionWorkload(Workload):
             replaced=partial(self._on_replaced, run),
             call="run(feeds)",
         )
-        return result
+        if self.higher_is_better:
+            self.implied = implied_labels(
+                result, run.outputs, partial(self._on_exchanged, run), seconds_for(seconds)
+            )
+        return self._with_margins(result, run)
 
-    def _called(self, run: Run) -> float:
+    def _with_margins(self, value: Score, run: Run) -> Score:
+        return self.implied.score(value, run.outputs) if self.implied else value
+
+    def _on_exchanged(self, run: Run, name: str, arrays: Sequence[Array]) -> float | None:
+        """The metric where an output is another array in each call."""
+        return quietly(lambda: self._called(run.exchanged(name, arrays)))
+
+    def _called(self, run: Run) -> Score:
         with guarded("the evaluation function failed", where=self.name, fix=_EVALUATION):
             metric = self.function(run)
         return metric_value(metric, self.name)

@@ -233,7 +233,8 @@ class Trials:
             return None
         assert isinstance(baseline, Score)
         exact = next(iter(baseline.margins.values()))
-        return DecisionChances(exact=exact, may_lose=self._allowed * len(exact) + _TINY)
+        may_lose = self._allowed / baseline.whole * len(exact) + _TINY
+        return DecisionChances(exact=exact, may_lose=may_lose)
 
     @property
     def _criterion(self) -> Criterion:

@@ -6,10 +6,11 @@ The calls of the module in it are recorded, and given again without a run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from time import perf_counter
+from typing import Any, ClassVar
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
@@ -21,10 +22,13 @@ from finecast.data.functions import (
     check_baseline,
     check_finite,
     metric_value,
+    quietly,
 )
+from finecast.data.implied_labels import ImpliedLabels, implied_labels, seconds_for
+from finecast.data.metrics import Score
 from finecast.data.samples import Indices
 from finecast.data.workload import CalibrationFunction, Workload
-from finecast.engines.base import Feeds, Session
+from finecast.engines.base import Array, Feeds, Session
 from finecast.engines.exact import CachedSession
 from finecast.engines.torch.session import ModuleSession, ProgramSignature
 from finecast.errors import UserCodeError
@@ -35,7 +39,7 @@ from finecast.usercode import guarded
 Evaluate = Callable[[torch.nn.Module], float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ModuleWorkload(Workload):
     """A user's evaluation of a module, which is timed on its example inputs.
 
@@ -47,7 +51,10 @@ class ModuleWorkload(Workload):
         signature: The arguments and results of the module.
         lower_is_better: Whether less of what the function returns is better.
         calibrate: Gives the calibration feeds; None for the example inputs.
+        implied: The right classes that the function implies; None where it implies none.
     """
+
+    learns: ClassVar[tuple[str, ...]] = ("implied",)
 
     function: Evaluate
     name: str
@@ -59,6 +66,7 @@ class ModuleWorkload(Workload):
     of: tuple[str, ...] = ()
     slices: int | None = None
     groups: Indices | None = field(default=None, compare=False)
+    implied: ImpliedLabels | None = None
 
     @property
     def higher_is_better(self) -> bool:
@@ -79,17 +87,21 @@ class ModuleWorkload(Workload):
         if reference is None and self.known is not None:
             return self.known
         subject = self._evaluated(session)
-        if reference is not None:
+        if reference is not None and self.implied is None:
             return self._called(subject)
-        calls = RecordedCalls(subject.module)
+        calls, start = RecordedCalls(subject.module), perf_counter()
         try:
             with calls.recorded():
                 value = self._called(subject)
         except UserCodeError:
             # It may compile the module as one graph, and then needs it as it is.
             value = self._called(subject)
-            check_finite(value, self.name)
+            if reference is None:
+                check_finite(value, self.name)
             return value
+        seconds = perf_counter() - start
+        if reference is not None:
+            return self._with_margins(value, calls)
         check_baseline(
             value,
             self.name,
@@ -100,7 +112,19 @@ class ModuleWorkload(Workload):
             ),
             call="the module",
         )
-        return value
+        if self.higher_is_better:
+            self.implied = implied_labels(
+                value,
+                calls.outputs,
+                lambda name, arrays: quietly(
+                    lambda: self._within(subject, calls.exchanged(name, arrays))
+                ),
+                seconds_for(seconds),
+            )
+        return self._with_margins(value, calls)
+
+    def _with_margins(self, value: Score, calls: RecordedCalls) -> Score:
+        return self.implied.score(value, calls.outputs) if self.implied else value
 
     def _evaluated(self, session: Session) -> EvaluatedModule:
         """What the function gets of a session: its module, or one that runs the session."""
@@ -110,11 +134,11 @@ class ModuleWorkload(Workload):
             return EvaluatedModule(module=session.module, draws=session.draws)
         return EvaluatedModule(module=SessionModule(session, self.signature))
 
-    def _within(self, subject: EvaluatedModule, calls: AbstractContextManager[None]) -> float:
+    def _within(self, subject: EvaluatedModule, calls: AbstractContextManager[None]) -> Score:
         with calls:
             return self._called(subject)
 
-    def _called(self, subject: EvaluatedModule) -> float:
+    def _called(self, subject: EvaluatedModule) -> Score:
         """The function's value; random ops draw the same numbers for each module."""
         with (
             torch.no_grad(),
@@ -198,7 +222,7 @@ class RecordedCalls:
         recording = self._recording.again()
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            known = recording.next(_key((args, kwargs)))
+            known = recording.next(lambda: _key((args, kwargs)))
             return self._own(*args, **kwargs) if known is None else _copied(known)
 
         with self._instead(forward):
@@ -212,13 +236,42 @@ class RecordedCalls:
     @contextmanager
     def replaced(self, replacement: Replacement) -> Generator[None]:
         """Give replaced outputs for calls inside; other calls fail, and nothing is run."""
-        recording = self._recording.again()
 
         def changed(leaf: Any) -> Any:
             return _replaced(leaf, replacement) if isinstance(leaf, torch.Tensor) else leaf
 
+        with self._given(self._recording.again(), changed):
+            yield
+
+    @property
+    def outputs(self) -> Sequence[Mapping[str, Array]]:
+        """The tensors of each call by their position; none where not all calls are known."""
+        return [
+            {str(i): _array(tensor) for i, tensor in enumerate(_tensors(tree))}
+            for tree in (self._recording.outputs if self.is_whole else ())
+        ]
+
+    @contextmanager
+    def exchanged(self, name: str, arrays: Sequence[Array]) -> Generator[None]:
+        """Give the outputs again, one of them another array in each call; nothing is run."""
+        trees: list[Any] = []
+        for tree, array in zip(self._recording.outputs, arrays, strict=True):
+            old = [*_tensors(tree)][int(name)]
+            new = torch.from_numpy(array).to(device=old.device, dtype=old.dtype)
+            trees.append(
+                tree_map(lambda leaf, old=old, new=new: new if leaf is old else leaf, tree)
+            )
+        with self._given(self._recording.exchanged(trees), lambda leaf: leaf):
+            yield
+
+    @contextmanager
+    def _given(
+        self, recording: Recording[Any], changed: Callable[[Any], Any]
+    ) -> Generator[None]:
+        """Give recorded outputs for calls inside, each leaf changed; other calls fail."""
+
         def forward(*args: Any, **kwargs: Any) -> Any:
-            known = recording.next(_key((args, kwargs)))
+            known = recording.next(lambda: _key((args, kwargs)))
             if known is None:
                 raise OtherCallError
             return tree_map(changed, known)
@@ -249,10 +302,14 @@ def _copied(tree: Any) -> Any:
 
 def _replaced(tensor: torch.Tensor, replacement: Replacement) -> torch.Tensor:
     """A tensor of replaced numbers; numpy has no arrays of bf16."""
-    plain = tensor.detach().cpu()
-    plain = plain.float() if plain.is_floating_point() else plain
-    changed = torch.from_numpy(replacement(plain.numpy()).copy())
+    changed = torch.from_numpy(replacement(_array(tensor)).copy())
     return changed.to(device=tensor.device, dtype=tensor.dtype)
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    """The numbers of a tensor; floats as fp32."""
+    plain = tensor.detach().cpu()
+    return (plain.float() if plain.is_floating_point() else plain).numpy()
 
 
 def _key(inputs: Any) -> bytes:
