@@ -225,6 +225,36 @@ def test_by_default_convolutions_have_the_error_of_bf16(giver: str, as_ir: bool)
     check_default(source, images, as_ir=as_ir)
 
 
+def test_by_default_what_integers_give_to_convolutions_has_the_error_of_bf16() -> None:
+    """Kernels of integers give fp32 under a low hint, where others give bf16."""
+    skip_without_bf16()
+    body = """b = Conv(x, k) c = Relu(b) d = Conv(c, k) e = Add(c, d) a = Relu(e)
+      f = Conv(a, k) g = Conv<group = 32>(a, l) y = Add(f, g)"""
+    shapes = "(float[n, 32, h, w] x) => (float[n, 32, h, w] y)"
+    source = parse(f"g {shapes} {{ {body} }}", opset=17)
+    fill(source)
+    by_channel = RNG.standard_normal((WIDTH, 1, 1, 1)).astype(np.float32)
+    source.graph.initializer.append(tensor("l", by_channel))
+    images = RNG.standard_normal((2, WIDTH, 8, 8)).astype(np.float32)
+    core = openvino.Core()
+    read = core.read_model(source.SerializeToString())
+    formats = {"group_conv": Format.BF16, "relu": Format.FP32}
+    done = finecast.convert(
+        read,
+        policy=replace(Policy.parse("all:int8,bf16"), op_formats=formats),
+        engine="openvino",
+        calib=[{"x": images}],
+        verify=False,
+    )
+    assert done.model is not None
+    assert by_rounding(done.model)
+    exact, got = (
+        core.compile_model(model, "CPU", settings)(images)[0].astype(np.float64)
+        for model, settings in ((read, {"INFERENCE_PRECISION_HINT": "f32"}), (done.model, {}))
+    )
+    assert np.linalg.norm(got - exact) / np.linalg.norm(exact) < 0.1
+
+
 def check_default(source: onnx.ModelProto, x: np.ndarray, *, as_ir: bool) -> None:
     """Checks what a model gives whose products are in bf16, by OpenVINO's default hint.
 
@@ -405,3 +435,4 @@ def test_what_an_op_gives_to_convolutions_rests_in_blocks() -> None:
     )
     expected = [StoredAs.GIVEN, StoredAs.BLOCKS, StoredAs.PLAIN]
     assert [stored_as(graph, value) for value in (0, 2, 3)] == expected
+    assert stored_as(graph, 2, integers=True) is StoredAs.FP32_BLOCKS

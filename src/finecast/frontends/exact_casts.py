@@ -13,7 +13,7 @@ format, as all products do then, and then to bf16.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -55,6 +55,8 @@ _PART: Final = 2.0 ** (_LOW.mantissa_bits - Format.FP32.mantissa_bits)
 # 3. Where shapes are fixed later, a kernel has all pointwise ops between two reshapes. So the
 #    x that is multiplied is the one behind the reshape; and what an op gives that itself may
 #    be a reshape, with which that one would cancel, is copied first, too.
+# 4. Kernels of integers give fp32 even then, to what reads their results as integers. So the x
+#    that is multiplied is a copy, too, in a model that has integers.
 # A copy in blocks is a power of 1, which is faster than a maximum.
 _FACTOR: Final = _PART - 1
 _BACK: Final = 1 / _PART
@@ -69,25 +71,28 @@ class StoredAs(Enum):
         PLAIN: As a kernel gave it.
         GIVEN: As an input of the model or of a body, or as an op gave it that moves numbers.
         BLOCKS: In blocks of channels.
+        FP32_BLOCKS: In blocks of channels, by a kernel that may give fp32 under a low hint.
     """
 
     PLAIN = auto()
     GIVEN = auto()
     BLOCKS = auto()
+    FP32_BLOCKS = auto()
 
 
-def rounded_first(graph: Graph, edits: Iterable[Edit], plan: Plan) -> frozenset[int]:
-    """Ids of the values that are rounded before they are cast to bf16, for OpenVINO."""
+def rounded_first(graph: Graph, edits: Iterable[Edit], plan: Plan) -> Mapping[int, StoredAs]:
+    """The values that are rounded before they are cast to bf16, for OpenVINO, by their ids."""
     if plan.engine != _ENGINE or plan.keep_ops or not is_here(FAULT):
-        return frozenset()
+        return {}
     casts = [e for e in edits if isinstance(e, InsertCast) and e.to is _LOW]
     fixed = computed_once(graph) if casts else frozenset[int]()
-    return frozenset(
-        cast.value
+    integers = any(fmt.multiplies_integers for fmt in plan.low_formats)
+    return {
+        cast.value: stored_as(graph, cast.value, integers=integers)
         for cast in casts
         if (cast.value in fixed or _is_wrong(graph, graph.values[cast.value]))
         and _products_read(graph, cast.uses)
-    )
+    }
 
 
 def restated(graph: Graph, rounded: Collection[int]) -> tuple[Restated, ...]:
@@ -105,7 +110,9 @@ def rounded_by(step: Callable[..., Any], x: Any, stored: StoredAs) -> Any:
         x: The tensor.
         stored: How OpenVINO keeps ``x``.
     """
-    if stored is StoredAs.BLOCKS:
+    if stored is StoredAs.FP32_BLOCKS:
+        x = step("power", "first", x, _SAME)
+    if stored in (StoredAs.BLOCKS, StoredAs.FP32_BLOCKS):
         scaled = step("multiply", "scaled", x, _FACTOR)
         part = step("add", "part", scaled, step("power", "copy", x, _SAME))
         return step("multiply", "rounded", part, _BACK)
@@ -117,10 +124,15 @@ def rounded_by(step: Callable[..., Any], x: Any, stored: StoredAs) -> Any:
     return step("squeeze", "rounded", whole, _AXES)
 
 
-def stored_as(graph: Graph, value: int) -> StoredAs:
+def stored_as(graph: Graph, value: int, *, integers: bool = False) -> StoredAs:
     """How OpenVINO keeps a value. Results of ops that convolutions read are in blocks.
 
     A moved input is one: OpenVINO drops an op that moves nothing.
+
+    Args:
+        graph: The graph.
+        value: The value's id.
+        integers: Whether the model has ops in integers.
     """
     maker = source = _maker(graph, value)
     while source is not None and by_name(source.op).places:
@@ -130,7 +142,7 @@ def stored_as(graph: Graph, value: int) -> StoredAs:
         return StoredAs.GIVEN
     readers = (graph.nodes[n].op for n in graph.values[value].uses)
     if not CONVOLUTIONS.isdisjoint(readers):
-        return StoredAs.BLOCKS
+        return StoredAs.FP32_BLOCKS if integers else StoredAs.BLOCKS
     moves = by_name(maker.op).kind is OpKind.MOVEMENT
     return StoredAs.GIVEN if moves else StoredAs.PLAIN
 

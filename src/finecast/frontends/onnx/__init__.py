@@ -13,7 +13,7 @@ import onnx_ir as ir
 from finecast import ops
 from finecast.errors import FinecastError, ModelError
 from finecast.frontends.collection import paused_collection
-from finecast.frontends.exact_casts import restated, rounded_first
+from finecast.frontends.exact_casts import StoredAs, restated, rounded_first
 from finecast.frontends.joining import ModelPair
 from finecast.frontends.native_model import adjust
 from finecast.frontends.onnx.coded_products import is_coded, restore_products
@@ -377,12 +377,12 @@ def _fits(prepared: Prepared, file: OnnxFile, plan: Plan) -> bool:
 
 def _replay(
     prepared: Prepared, plan: Plan
-) -> tuple[Prepared, tuple[Edit, ...], frozenset[int]]:
+) -> tuple[Prepared, tuple[Edit, ...], Mapping[int, StoredAs]]:
     """Adjust operands and make the edits of ``plan`` in ``prepared.model``.
 
     Returns:
-        What the edits were made in, its operands adjusted; the edits; and the ids of the
-        values that are rounded before they are cast.
+        What the edits were made in, its operands adjusted; the edits; and the values
+        that are rounded before they are cast, by id.
     """
     plan.check(prepared.graph, where=prepared.file.name)
     edits = plan.adjusting(prepared.graph, where=prepared.file.name)

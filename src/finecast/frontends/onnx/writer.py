@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeAlias, final
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from finecast.frontends.exact_casts import stored_as
+from finecast.frontends.exact_casts import StoredAs
 from finecast.frontends.native_model import OFFSET, RUNS, SCALE, NativeModel
 from finecast.frontends.onnx.casts import merge_casts
 from finecast.frontends.onnx.constants import (
@@ -79,7 +80,7 @@ def apply_edits(
     graph: Graph,
     binding: OnnxBinding,
     edits: Sequence[Edit],
-    rounded: Collection[int] = (),
+    rounded: Mapping[int, StoredAs] = MappingProxyType({}),
 ) -> None:
     """Make ``edits`` in the model behind ``binding``.
 
@@ -89,7 +90,7 @@ def apply_edits(
         graph: The graph of the model.
         binding: The ONNX objects that its ids stand for.
         edits: The edits.
-        rounded: Ids of values that are rounded in fp32 before they are cast to bf16.
+        rounded: Values that are rounded in fp32 before they are cast to bf16, by id.
     """
     if not edits:
         return
@@ -101,7 +102,7 @@ def apply_edits(
             model.declare(edit.value, edit.to)
     for edit in edits:
         if isinstance(edit, InsertCast):
-            model.insert_cast(edit, exact=edit.value in rounded)
+            model.insert_cast(edit, rounded.get(edit.value))
         elif isinstance(edit, ConvertConstant):
             model.convert(edit)
     # Last: they round what a reader reads after the other edits.
@@ -431,8 +432,8 @@ class EditedModel(NativeModel):
         if native.is_graph_input():
             native.type = ir.TensorType(DATA_TYPES[to])
 
-    def insert_cast(self, edit: InsertCast, *, exact: bool) -> None:
-        """Cast a value where it is defined; ``exact`` if it is first rounded in fp32.
+    def insert_cast(self, edit: InsertCast, stored: StoredAs | None) -> None:
+        """Cast a value where it is defined; first rounded in fp32 where it is ``stored`` so.
 
         An output of a body that is a value from outside is cast in the body.
         """
@@ -448,8 +449,7 @@ class EditedModel(NativeModel):
                 at_source.append(use)
         if at_source:
             read = value
-            if exact and edit.to is Format.BF16:
-                stored = stored_as(self.graph, edit.value)
+            if stored is not None and edit.to is Format.BF16:
                 read = self._maker.rounded(value, edit.to, stored)
             low = self._maker.cast(read, edit.to, value.name)
             self._editor.place_after(value)

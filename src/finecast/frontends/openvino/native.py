@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, final
 
 import ml_dtypes
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finecast.errors import ModelError
-from finecast.frontends.exact_casts import StoredAs, rounded_by, stored_as
+from finecast.frontends.exact_casts import StoredAs, rounded_by
 from finecast.frontends.native_model import NativeModel, replay
 from finecast.frontends.openvino.bodies import Entry, hand_in, hand_out
 from finecast.frontends.openvino.changes import inserted, note_inserted
@@ -96,7 +97,10 @@ def with_outputs(model: openvino.Model, names: Sequence[str]) -> openvino.Model:
 
 
 def apply_edits(
-    graph: Graph, binding: OvBinding, edits: Iterable[Edit], exact: Collection[int] = ()
+    graph: Graph,
+    binding: OvBinding,
+    edits: Iterable[Edit],
+    rounded: Mapping[int, StoredAs] = MappingProxyType({}),
 ) -> None:
     """Make ``edits`` in ``binding.model``, and note them there.
 
@@ -104,14 +108,15 @@ def apply_edits(
         graph: The graph that was read from the model.
         binding: What the ids of the graph stand for.
         edits: The edits.
-        exact: Ids of values that are rounded in fp32 before they are cast to bf16.
+        rounded: Values that are rounded in fp32 before they are cast to bf16, by id.
 
     Raises:
         ModelError: If OpenVINO refuses the edited model.
     """
     model, edits = OvNative(graph, binding), [*edits]
     model.share_constants(edits)
-    replay(model, edits, exact)
+    model.first_rounded = rounded
+    replay(model, edits, rounded)
     note_inserted(binding.model, model.inserted)
     try:
         model.finish()
@@ -133,6 +138,7 @@ class OvNative(NativeModel):
         super().__init__(graph)
         self.binding = binding
         self.inserted = inserted(binding.model)
+        self.first_rounded: Mapping[int, StoredAs] = {}
         self.fresh = FreshOpNames(binding.model)
         ids = {port_key(port): value for value, port in enumerate(binding.values)}
         self._regions = dict(zip(ids, binding.value_regions, strict=True))
@@ -221,7 +227,7 @@ class OvNative(NativeModel):
         port = self.binding.values[value]
         name = _name_at(port, f"cast_{to.label}")
         if exact:
-            port = self._rounded_first(port, name, stored_as(self.graph, value))
+            port = self._rounded_first(port, name, self.first_rounded[value])
         return self._added(_converted(port, to), name)
 
     def _rounded_first(
