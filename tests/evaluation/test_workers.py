@@ -254,7 +254,7 @@ def test_models_that_end_what_times_them_are_timed_here(
     assert told in opened.subject.told
 
 
-def test_the_result_is_timed_in_two_fresh_processes(opened: Opened, net: Path) -> None:
+def test_the_result_is_timed_in_two_other_processes(opened: Opened, net: Path) -> None:
     """They need no data but the calls: a function of this process may have judged plans."""
     mine, built = TuneRequest(data=DataOptions(evaluate=lambda run: math.pi)), opened.built
     afresh = timing_afresh(read(net), ReadOptions(), None, mine, opened.subject)
@@ -270,6 +270,7 @@ def test_the_result_is_timed_in_two_fresh_processes(opened: Opened, net: Path) -
     assert len(race.speeds("all")) == 1, "there was no time for it"
     confirmed = measuring.confirmed(before, {"all": built}, allowed_s=math.inf)
     assert len(confirmed.times.speeds("all")) == 3
+    assert workers.kept_worker(0).is_running, "the process that evaluates is one, and stays"
     assert (
         replace(measuring, objective=Objective.SIZE).confirmed(before, {}, math.inf) is before
     )

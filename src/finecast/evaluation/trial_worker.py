@@ -148,7 +148,8 @@ class Served:
 
     def load_alone(self, opening: Opening, racing: Racing) -> bool:
         """Load models of origins, to be timed without data; whether it finds the model."""
-        subject = _subject(opening)
+        opens = self.opened is not None and replace(self.opened, data=opening.data) == opening
+        subject = self._executor.measuring.subject if opens else _subject(opening)
         if subject is None:
             return False
         measuring = Measuring(
@@ -162,10 +163,10 @@ class Served:
         return True
 
     def race_alone(self, calls: Sequence[Feeds]) -> Race:
-        """The models that ``load_alone`` loaded timed here on ``calls``."""
+        """The models that ``load_alone`` loaded timed here on ``calls``, and forgotten."""
         if self.alone is None:
             raise EngineError("the process that loaded the models is gone")
-        measuring, built, racing = self.alone
+        (measuring, built, racing), self.alone = self.alone, None
         measuring = replace(measuring, workload=TimedCalls(calls=calls))
         return measuring.race(built, racing.effort, streams=racing.streams)
 

@@ -62,8 +62,8 @@ _LARGE: Final = 16
 _READ_LATE: Final = frozenset(
     {"HOME", "LOCALAPPDATA", "PYTEST_CURRENT_TEST", "TMPDIR", "USERPROFILE", "XDG_CACHE_HOME"}
 )
-# Processes in which the result is timed once more; with this one there are three.
-_FRESH: Final = 2
+# Other processes in which the result is timed once more; with this one there are three.
+_OTHERS: Final = 2
 _ALONE: Final = "call it in python alone, on the fp32 model, to see more"
 
 T = TypeVar("T")
@@ -186,6 +186,11 @@ class LocalWorker(WorkerProcess):
     def relay(self, request: Mapping[str, Any], payload: bytes, tell: Telling) -> Answer:
         """Its answer; raises WorkerDiedError."""
         return self._worker.ask(request, payload, tell)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and is not ended."""
+        return self._worker.child is not None
 
     def is_apart(self) -> bool:
         """Whether it is another process than this one; waits until that is ready."""
@@ -568,10 +573,12 @@ def timing_afresh(
     request: TuneRequest,
     subject: Subject,
 ) -> Afresh | None:
-    """Times models of ``subject`` in fresh processes of this machine.
+    """Times models of ``subject`` in other processes of this machine.
 
-    None where these could not load the model by its path, where no other process is wanted,
-    or where times are modelled, those of another machine, or of models that compile for long.
+    The process that evaluated plans is one of them, where there is one: it has loaded the
+    libraries, and maybe the model. None where these could not load the model by its path,
+    where no other process is wanted, or where times are modelled, those of another machine, or
+    of models that compile for long.
     """
     execution = request.execution
     here = execution.executor == LOCAL and execution.jobs > 0 and request.device is None
@@ -583,8 +590,10 @@ def timing_afresh(
 
 
 def _race_afresh(opening: Opening, racing: Racing, calls: Sequence[Feeds]) -> Sequence[Race]:
-    """The races of fresh processes; of one that dies or fails there is none."""
-    processes = [LocalWorker() for _ in range(_FRESH)]
+    """The races of other processes; of one that dies or fails there is none."""
+    kept = [worker for worker in [kept_worker(0)] if worker.is_running]
+    own = [LocalWorker() for _ in range(_OTHERS - len(kept))]
+    processes = [*kept, *own]
     how, races = {"seconds": _LEAST_TRIAL_S}, list[Race]()
 
     def load(process: LocalWorker) -> bool:
@@ -595,14 +604,15 @@ def _race_afresh(opening: Opening, racing: Racing, calls: Sequence[Feeds]) -> Se
     try:
         for process in processes:
             process.start()
-        with ThreadPoolExecutor(_FRESH) as pool:  # no process loads while another one races
+        with ThreadPoolExecutor(_OTHERS) as pool:  # no process loads while another one races
             loaded = [*pool.map(load, processes)]
         for process in compress(processes, loaded):
             with suppress(WorkerDiedError, FinecastError):
                 races.append(process.ask("race_alone", calls, how=how))
-            process.end()
+            if process in own:
+                process.end()
     finally:
-        for process in processes:
+        for process in own:
             process.end()
     return races
 

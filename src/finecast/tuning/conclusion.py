@@ -83,7 +83,7 @@ class Conclusion:
         return self._measure({**built, **self.hints}, effort)
 
     def confirmed(self, built: Built, measurements: Measurements) -> Measurements:
-        """``measurements``, with those of the result in fresh processes."""
+        """``measurements``, with those of the result in other processes."""
         if len(self.planner.graph.nodes) > _MOST_OPS:
             return measurements
         models = {built.plan.digest: built, **self.hints}

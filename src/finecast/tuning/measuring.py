@@ -94,7 +94,7 @@ class Racing:
 
 # Times models on another machine, unless it cannot; and what there is to tell of it.
 Racer: TypeAlias = Callable[[Racing], "tuple[Race | None, Sequence[str]]"]
-# Times models on some calls in fresh processes of this machine, one after the other.
+# Times models on some calls in other processes of this machine, one after the other.
 Afresh: TypeAlias = Callable[[Racing, Sequence[Feeds]], Sequence[Race]]
 
 
@@ -107,7 +107,7 @@ class Measuring:
         subject: What was tuned.
         workload: The data.
         racer: Times models in place of this process; None for none.
-        afresh: Times models in fresh processes; None where these cannot load them.
+        afresh: Times models in other processes; None where these cannot load them.
         errors: The relative output errors of plans that were measured, by digest.
     """
 
@@ -175,7 +175,7 @@ class Measuring:
     def confirmed(
         self, measurements: Measurements, built: Mapping[str, Built], allowed_s: float
     ) -> Measurements:
-        """``measurements``, with what ``built`` took in fresh processes.
+        """``measurements``, with what ``built`` took in other processes.
 
         In each process memory lies elsewhere, by which one file is faster or slower by up to
         15% than in another one. Costs that are counted are the same everywhere. Nothing is

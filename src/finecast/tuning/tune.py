@@ -89,7 +89,7 @@ _MOST_WRONG: Final = 4
 class Place:
     """Where a search is done: the model in an engine, its data, and what evaluates plans.
 
-    ``afresh`` times the result in fresh processes, where these can load it.
+    ``afresh`` times the result in other processes, where these can load it.
     """
 
     subject: Subject
