@@ -4,7 +4,8 @@ A function that counts right decisions tells which ones are right: it is called 
 outputs of the fp32 model with the two best scores of some decisions exchanged. Where fp32 was
 right one right decision is lost; where its second class is the right one, a decision is won.
 Groups of decisions are asked for together, and a group is split only where it could hold
-decisions of several kinds.
+decisions of several kinds. Where time ends, how many decisions of a group are right is known,
+and not which ones: they are drawn.
 
 Law: a function implies nothing unless what it says of groups is what it says of their parts,
 so that an F1 score or a rank correlation implies nothing.
@@ -28,17 +29,16 @@ from finecast.planning.sensitivity import is_float
 
 # More decisions than these are not asked for.
 _MOST_DECISIONS: Final = 100_000
-# The class of a decision whose right one is none of fp32's two best, and of one not known.
+# The class of a decision whose right one is none of fp32's two best.
 _OTHER: Final = -1
-_UNKNOWN: Final = -2
 # The function is called again for at most this share of the time of its first call, or for so
 # many seconds.
 _MOST_TIME: Final = 0.25
 _LEAST_S: Final = 0.5
 # Numbers of calls that are worth their time in any case.
-_LEAST_CALLS: Final = 16
-# Of fewer decisions margins say nothing, unless there are no more.
-_LEAST_KNOWN: Final = 60
+_LEAST_CALLS: Final = 8
+# What groups win is compared with what so large a share of them wins together.
+_CHECKED: Final = 0.5
 # A count of decisions is a whole number within this: functions may compute in fp32.
 _WHOLE: Final = 0.01
 # The value of a metric where all decisions are right: a share, and percent.
@@ -52,7 +52,7 @@ class ImpliedLabels:
     Attributes:
         output: The output that is decided.
         classes: int64[n], the right class of each decision, in the order of the calls;
-            negative where neither of fp32's two best classes is right, or nothing is known.
+            -1 where neither of fp32's two best classes is right.
         whole: The metric's value where all decisions are right.
     """
 
@@ -73,7 +73,7 @@ class ImpliedLabels:
         margins = np.full(len(rows), -np.inf)
         known = self.classes >= 0
         margins[known] = _margins(rows[known], self.classes[known])
-        # The others are far from their borders. The value tells how many of them are right.
+        # The value tells how many of the others are right, far from their borders.
         right = round(value / self.whole * len(rows)) - np.count_nonzero(margins > 0)
         margins[np.flatnonzero(~known)[: max(right, 0)]] = np.inf
         return Score(
@@ -161,33 +161,36 @@ class _Asked:
         """
         best, second = self._two
         order = np.argsort(_margins(self.rows, best), kind="stable")
-        wins = np.full(len(order), _UNKNOWN)  # of each decision, in this order
-        total = self._wins(order)
-        groups = [] if not total else [(0, len(order), total)]
+        wins = np.zeros(len(order), np.intp)  # of each decision, in this order
+        total, rng = self._wins(order), np.random.default_rng(0)
+        if not total:
+            return None
+        groups, settled = [(0, len(order), total)], list[Indices]()
         while groups and (self.calls < _LEAST_CALLS or perf_counter() < self.ends):
             begin, end, won = groups.pop()
             if abs(won) == end - begin or end - begin == 1:
                 wins[begin:end] = won // (end - begin)
+                settled += [np.arange(i, i + 1) for i in range(begin, end)]
                 continue
             middle = (begin + end) // 2
             first = self._wins(order[begin:middle])
             if first is None or abs(won - first) > end - middle:
                 return None
             groups += [(middle, end, won - first), (begin, middle, first)]
-        if not self._is_sum(order, wins):
+        for begin, end, won in groups:
+            gained = (end - begin + won) // 2
+            wins[begin : begin + gained] = 1
+            wins[begin + gained : begin + 2 * gained - won] = -1
+            rng.shuffle(wins[begin:end])
+            settled.append(np.arange(begin, end))
+        half = [group for group in settled if rng.random() < _CHECKED]
+        drawn = np.unique(np.concatenate([settled[0], *half]))
+        if self._wins(order[drawn]) != wins[drawn].sum():
             return None
-        classes = np.full(len(order), _UNKNOWN)
-        for win, right in ((-1, best), (1, second), (0, np.full(len(order), _OTHER))):
+        classes = np.full(len(order), _OTHER)
+        for win, right in ((-1, best), (1, second)):
             classes[order[wins == win]] = right[order[wins == win]]
         return classes
-
-    def _is_sum(self, order: Indices, wins: Indices) -> bool:
-        """Whether half of the decisions that are known, drawn at random, win their sum."""
-        known = np.flatnonzero(wins != _UNKNOWN)
-        if len(known) < min(_LEAST_KNOWN, len(order)):
-            return False
-        drawn = np.random.default_rng(0).permutation(known)[: (len(known) + 1) // 2]
-        return self._wins(order[drawn]) == wins[drawn].sum()
 
     def _wins(self, which: Indices) -> int | None:
         """How many more decisions are right; None where it is no whole number of them."""
