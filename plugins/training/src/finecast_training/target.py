@@ -195,7 +195,8 @@ class StepTarget:
         self._update()
         self.module.zero_grad(set_to_none=True)
         return {
-            n: p.detach().double() - before[n].double() for n, p in self.parameters.items()
+            n: (p.detach().double() - before[n].double()).float()
+            for n, p in self.parameters.items()
         }
 
     def train(self, call: Call, batches: Iterable[Batch], scale: float = 1.0) -> list[float]:
