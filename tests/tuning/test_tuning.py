@@ -952,9 +952,11 @@ def test_the_journal_says_what_was_measured_and_why(bench: Bench) -> None:
     assert {*evaluated} <= {*raced}
     assert all(0 <= step.chance <= 1 and step.gain >= 0 for step in journal)
     assert outcome.to_dict()["journal"][0]["what"] == "race"
-    assert {"errors of ops"} == {step.what for step in journal if not step.plan}
+    assert {step.what for step in journal if not step.plan} == {"errors of ops", "end"}
+    assert journal[-1].text.startswith("the search ends: ")
     assert re.match(
-        r"benchmark of .*: expected to save \d+.*%, chance to pass \d+%; took .* s, x\d",
+        r"benchmark of .*: would save \d+.*% of the time, if it passes \(chance \d+%\); took"
+        r" .* s, x\d",
         journal[0].text,
     )
 

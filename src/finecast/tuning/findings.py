@@ -68,20 +68,21 @@ class Found:
 
 
 _STEPS: Final = {"race": "benchmark", "errors of ops": "errors of single ops"}
+_END: Final = "end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchStep:
-    """A measurement of the search.
+    """A measurement of the search, or its end.
 
     Attributes:
-        what: ``race`` or ``evaluation`` of a plan, or ``errors of ops``.
+        what: ``race`` or ``evaluation`` of a plan, ``errors of ops``, or ``end``.
         plan: The name of the plan, if it is of one.
-        gain: The share of the time of a call that it is expected to save over the best plan so
-            far, times its chance to pass.
+        gain: The share of the time of a call that the plan was predicted to save, over the
+            fastest plan that had passed by then; over fp32 before any had.
         chance: The probability with which it was expected to keep the criterion.
         seconds: What the measurement took.
-        result: What it told.
+        result: What it told; of the end, why nothing more was measured.
     """
 
     what: str
@@ -94,12 +95,17 @@ class SearchStep:
     @property
     def text(self) -> str:
         """The same in a line."""
+        if self.what == _END:
+            return f"the search ends: {self.result}"
         text = f"{_STEPS.get(self.what, self.what)}{self.plan and f' of {self.plan}'}: "
         if self.plan:
-            text += (
-                f"expected to save {percent(self.gain)}, chance to pass {self.chance:.0%}; "
-            )
+            text += f"{expected(self.gain, self.chance)}; "
         return f"{text}took {self.seconds:.2g} s{self.result and f', {self.result}'}"
+
+
+def expected(gain: float, chance: float) -> str:
+    """Text: what a plan was predicted to save, and its probability to pass."""
+    return f"would save {percent(gain)} of the time, if it passes (chance {chance:.0%})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

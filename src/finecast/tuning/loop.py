@@ -26,7 +26,7 @@ from finecast.planning.proposing import near, sharpened
 from finecast.progress import Detail
 from finecast.solver.assignment import Floats
 from finecast.tuning.belief import Belief, Estimate
-from finecast.tuning.findings import SearchStep
+from finecast.tuning.findings import SearchStep, expected
 from finecast.tuning.models import PlanModels
 from finecast.tuning.search import Candidate, undecided
 
@@ -79,7 +79,7 @@ class Loop:
     _load_s: list[float] = field(init=False, default_factory=list[float])
     _timed: set[str] = field(init=False, default_factory=set[str])
     _asked: int = field(init=False, default=0)
-    # The gain and the chance to pass that are expected of the plan to measure next.
+    # What the plan to measure next gains if it passes, and its chance to do so.
     _expected: tuple[float, float] = field(init=False, default=(0.0, 0.0))
 
     def add(self, proposals: Iterable[Proposal]) -> None:
@@ -110,7 +110,40 @@ class Loop:
             else:
                 best = self.best
                 if best is None or trials.confirms(best, models.evaluate):
+                    self._note(SearchStep(what="end", seconds=0.0, result=self._why_no_more))
                     return best
+
+    @property
+    def _why_no_more(self) -> str:
+        """Why nothing more is measured."""
+        trials = self.models.trials
+        if not trials.may_go_on():
+            return trials.spent
+        if not self._may_go_on():
+            passed = self.best is not None
+            if trials.budget.goal.first_is_enough and passed:
+                return "the first plan that passes is enough"
+            count = len(trials.tried)
+            return (
+                f"{count} plans were evaluated, of which {'some' if passed else 'none'} pass"
+            )
+        plans = self._unmeasured
+        if not plans:
+            return "all plans that are known were measured"
+        estimate = self.belief.of(plans)
+        gains, hopes = (estimate.gain(self._log_limit, least) for least in (0.0, 1.0))
+        best = int(gains.argmax())
+        next_best = expected(-math.expm1(-float(hopes[best])), float(estimate.passes[best]))
+        return (
+            "no other plan is worth its measurement. The best of them,"
+            f" {plans[best].name}, {next_best}"
+        )
+
+    @property
+    def _unmeasured(self) -> list[Proposal]:
+        """The plans that were not evaluated, and can be."""
+        tried, dropped = self.models.trials.tried, self.models.dropped
+        return [p for d, p in self.pool.items() if d not in tried and d not in dropped]
 
     def _is_worth_sharpening(self) -> bool:
         """Whether a plan may be faster than the best one by more than a trial is worth."""
@@ -172,8 +205,7 @@ class Loop:
         """The plan to measure next; None if none is worth it."""
         if not self._may_go_on():
             return None
-        tried, dropped = self.models.trials.tried, self.models.dropped
-        plans = [p for d, p in self.pool.items() if d not in tried and d not in dropped]
+        plans, tried = self._unmeasured, self.models.trials.tried
         if not plans:
             return None
         estimate, limit = self.belief.of(plans), self._log_limit
@@ -183,7 +215,7 @@ class Loop:
             number = plans.index(start) if start in plans else None
             if number is not None and estimate.cost[number] < limit:
                 self.start = None if self._is_timed(start) else start
-                self._expected = float(gains[number]), float(estimate.passes[number])
+                self._expected = float(hopes[number]), float(estimate.passes[number])
                 return start
         if gains.max() >= self._worth:
             best = int((gains / self._seconds(plans, estimate)).argmax())
@@ -195,7 +227,7 @@ class Loop:
         else:  # so that it is known that nothing gains
             best = int(hopes.argmax())
         best = self._finest(plans, estimate, best)
-        self._expected = float(gains[best]), float(estimate.passes[best])
+        self._expected = float(hopes[best]), float(estimate.passes[best])
         return plans[best]
 
     def _finest(self, plans: Sequence[Proposal], estimate: Estimate, best: int) -> int:

@@ -300,10 +300,10 @@ class Trials:
 
     def may_go_on(self) -> bool:
         """Whether the budget has room for another evaluation."""
-        return not self._spent
+        return not self.spent
 
     @property
-    def _spent(self) -> str:
+    def spent(self) -> str:
         """Why no further plan may be evaluated; empty if one may.
 
         The evaluation of fp32 does not count.
@@ -338,7 +338,7 @@ class Trials:
             self._criterion.target(self._guiding(self.baseline)),
             by_half=self.certifier is not None,
             reused=len(self.reused),
-            spent=self._spent,
+            spent=self.spent,
             resumable=self.study is not None,
         )
         missed = [one for one in self.spreads.values() if not one.holds]

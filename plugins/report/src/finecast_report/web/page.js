@@ -83,10 +83,10 @@ function plansSection() {
 function journalSection() {
   const steps = (found && found.journal) || [];
   if (!steps.length) return null;
-  const words = { race: "benchmark", "errors of ops": "errors of single ops" };
-  const rows = steps.map((s) => [words[s.what] || s.what, s.plan || "–", s.plan ? percent(s.gain) : "–", s.plan ? percent(s.chance) : "–", digits(s.seconds) + " s", s.result || "–"]);
-  return [el("p", {}, "Every measurement, in its order. The expected gain is the time that a plan was expected to save over the best one known, times its chance to stay within the limit; the largest gain per second came next."),
-    table(["measurement", "plan", "expected gain", "chance to pass", "took", "result"], rows, [2, 3, 4])];
+  const words = { race: "benchmark", "errors of ops": "errors of single ops", end: "the search ends" };
+  const rows = steps.map((s) => [words[s.what] || s.what, s.plan || "–", s.plan ? percent(s.gain) : "–", s.plan ? percent(s.chance) : "–", s.what === "end" ? "–" : digits(s.seconds) + " s", s.result || "–"]);
+  return [el("p", {}, "Every measurement, in its order. A plan saves a share of the time of the fastest plan that had passed by then, and of fp32 before any had. The largest saving times chance, by second of the measurement, came next."),
+    table(["measurement", "plan", "would save", "chance to pass", "took", "result"], rows, [2, 3, 4])];
 }
 
 function limitsSection() {
