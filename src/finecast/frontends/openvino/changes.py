@@ -127,6 +127,9 @@ _PRIVATE: Final = 0x10F700
 _CONTROL: Final = {
     f"&#{code:02};": chr(_PRIVATE + code) for code in range(1, 32) if chr(code) not in "\t\n\r"
 }
+_AS_READ: Final = str.maketrans(
+    {stands: chr(int(written[2:-1])) for written, stands in _CONTROL.items()}
+)
 # What releases of OpenVINO call the attribute in memory: before 2026, and since.
 _KEYS: Final = ("precise_0", "DisablePrecisionConversion_0")
 
@@ -200,10 +203,7 @@ def write_marks(path: Path, names: Collection[str]) -> None:
 
 def _read_name(layer: ET.Element) -> str:
     """The name of a layer as OpenVINO reads it."""
-    name = layer.get("name", "")
-    for written, stands in _CONTROL.items():
-        name = name.replace(stands, chr(int(written[2:-1])))
-    return name
+    return layer.get("name", "").translate(_AS_READ)
 
 
 def _keys(op: openvino.Node) -> list[str]:
