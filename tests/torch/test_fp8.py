@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -28,6 +27,7 @@ from finecast.native.torch.model import of_module
 from finecast.numbers.encodings import Dynamic, Encodings, Scaled
 from finecast.numbers.formats import WHOLE_ROW, Format
 from finecast.rules.policy import Policy
+from tests.torch.quantized_layers import Array, Net, expected, layers, product, relative
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
@@ -37,35 +37,11 @@ pytestmark = [
 FP8 = Format.FP8_DYNAMIC_ROW
 POLICY = f"matmult:{FP8.label}"
 E4M3 = ml_dtypes.float8_e4m3fn
-Array = NDArray[np.float32]
-Net = tuple[nn.Module, torch.Tensor]
-
-
-class Layers(nn.Module):
-    """Products by weights in all spellings; two read the same, and one has an odd size."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key = nn.Linear(32, 48), nn.Linear(32, 48, bias=False)
-        self.matrix = nn.Parameter(torch.randn(48, 16))
-        self.added = nn.Parameter(torch.randn(32))
-        self.last = nn.Parameter(torch.randn(16, 32))
-        self.odd = nn.Linear(32, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        query = self.query(x)
-        hidden = torch.relu(query) + self.key(x) * query.sigmoid()
-        rows = (hidden @ self.matrix).flatten(0, 1)
-        return self.odd(torch.addmm(self.added, rows, self.last))
 
 
 @pytest.fixture
 def net() -> Net:
-    torch.manual_seed(0)
-    x = torch.randn(5, 3, 32)
-    x[0, 1] = 0  # a row without a scale
-    x[2, :, 7] *= 50
-    return Layers().eval(), x
+    return layers()
 
 
 def rounded(x: Array) -> Array:
@@ -75,25 +51,13 @@ def rounded(x: Array) -> Array:
     return np.asarray((x / scale).astype(E4M3).astype(np.float32) * scale)
 
 
-def product(x: Array, weights: torch.Tensor) -> Array:
-    """By weights of which each row makes an output."""
-    return rounded(x) @ rounded(weights.detach().numpy()).T
-
-
-def expected(net: Any, x: torch.Tensor) -> Array:
-    query = product(x.numpy(), net.query.weight) + net.query.bias.detach().numpy()
-    hidden = np.maximum(query, 0) + product(x.numpy(), net.key.weight) / (1 + np.exp(-query))
-    rows = product(hidden, net.matrix.T).reshape(-1, 16)
-    last = product(rows, net.last.T) + net.added.detach().numpy()
-    return np.asarray(net.odd(torch.from_numpy(last)).detach().numpy())
+def wanted(net: Any, x: torch.Tensor) -> Array:
+    """What numpy gives; the odd size keeps fp32."""
+    return expected(net, x, rounded, odd=lambda array: array)
 
 
 def calls(module: Any, name: str) -> list[Any]:
     return [n for n in module.graph.nodes if name in str(n.target)]
-
-
-def relative(got: Any, want: Any) -> float:
-    return float(np.linalg.norm(np.asarray(got - want)) / np.linalg.norm(np.asarray(want)))
 
 
 def test_products_are_those_of_e4m3(net: Net) -> None:
@@ -103,8 +67,8 @@ def test_products_are_those_of_e4m3(net: Net) -> None:
     with torch.no_grad():
         got = made(x).numpy()
     # A sum in another order may move a number between two codes.
-    assert relative(got, expected(module, x)) < FP8.unit_roundoff / 16
-    assert len(calls(made, "_scaled_mm")) == 4
+    assert relative(got, wanted(module, x)) < FP8.unit_roundoff / 16
+    assert len(calls(made, "scaled_mm")) == 4
     stored = [t for n, t in made.named_buffers() if n.endswith("_codes")]
     assert [t.dtype for t in stored] == [torch.float8_e4m3fn] * 4
     # Both that read x share its codes.
@@ -118,7 +82,10 @@ def test_one_product_equals_numpy_s_to_fp32_s_roundings() -> None:
     made: Any = ft.convert(layer, (x,), POLICY)
     with torch.no_grad():
         got = made(x).numpy().astype(np.float64)
-    exact = product(x.numpy(), layer.weight).astype(np.float64) + layer.bias.detach().numpy()
+    exact = (
+        product(x.numpy(), layer.weight, rounded).astype(np.float64)
+        + layer.bias.detach().numpy()
+    )
     assert relative(got, exact) < 4 * Format.FP32.epsilon
 
 
@@ -147,7 +114,7 @@ def test_scales_of_tensors_are_found_on_data(policy: str, factor: int) -> None:
     low = "bf16" in policy
     allowed = Format.BF16.epsilon if low else 4 * Format.FP32.epsilon
     assert relative(got, np.maximum(exact, 0)) < allowed
-    (product,) = calls(made, "_scaled_mm")
+    (product,) = calls(made, "scaled_mm")
     assert product.meta["val"].dtype is (torch.bfloat16 if low else torch.float32)
 
 
@@ -178,12 +145,12 @@ def test_emulated_numbers_are_those_of_the_module(net: Net) -> None:
 def test_kernels_give_bf16_where_bf16_is_read(net: Net) -> None:
     module, x = net
     made: Any = ft.convert(module, (x,), f"all:{FP8.label},bf16")
-    given = [n.meta["val"].dtype for n in calls(made, "_scaled_mm")]
+    given = [n.meta["val"].dtype for n in calls(made, "scaled_mm")]
     assert given.count(torch.bfloat16) == 4
-    biases = [n.args[4] is not None for n in calls(made, "_scaled_mm")]
+    biases = [n.args[4] is not None for n in calls(made, "scaled_mm")]
     assert biases == [True, False, False, True]
     with torch.no_grad():
-        assert relative(made(x), expected(module, x)) < 8 * Format.BF16.epsilon
+        assert relative(made(x), wanted(module, x)) < 8 * Format.BF16.epsilon
 
 
 def test_it_is_saved_and_exported(net: Net, tmp_path: Path) -> None:
@@ -218,7 +185,7 @@ def test_a_program_is_converted_from_its_file(net: Net, tmp_path: Path) -> None:
     for rows in (2, 9):
         more = torch.randn(rows, 3, 32)
         with torch.no_grad():
-            assert relative(low(more), expected(module, more)) < FP8.unit_roundoff / 8
+            assert relative(low(more), wanted(module, more)) < FP8.unit_roundoff / 8
 
 
 def test_encodings_are_read_back() -> None:

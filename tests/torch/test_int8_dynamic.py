@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -33,39 +31,18 @@ from finecast.native.torch.planning import check_device
 from finecast.numbers.encodings import Dynamic
 from finecast.numbers.formats import WHOLE_ROW, Format
 from finecast.rules.policy import Policy
-from tests.torch.test_int8 import converted, relative
+from tests.torch.quantized_layers import Array, Net, expected, layers, product, relative
+from tests.torch.test_int8 import converted
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 ROW = Format.INT8_DYNAMIC_ROW
 POLICY = f"matmult:{ROW.label}"
-Array = NDArray[np.float32]
-
-
-class Net(nn.Module):
-    """All spellings of a product by weights; two read the same, and one is read twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key = nn.Linear(24, 16), nn.Linear(24, 16, bias=False)
-        self.matrix = nn.Parameter(torch.randn(16, 20))
-        self.added = nn.Parameter(torch.randn(12))
-        self.last = nn.Parameter(torch.randn(20, 12))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        query = self.query(x)
-        hidden = torch.relu(query) + self.key(x) * query.sigmoid()
-        rows = (hidden @ self.matrix).flatten(0, 1)
-        return torch.addmm(self.added, rows, self.last)
 
 
 @pytest.fixture
-def net() -> tuple[nn.Module, torch.Tensor]:
-    torch.manual_seed(0)
-    x = torch.randn(5, 3, 24)
-    x[0, 1] = 0  # a row without a scale
-    x[2, :, 7] *= 50
-    return Net().eval(), x
+def net() -> Net:
+    return layers()
 
 
 def rounded(x: Array) -> Array:
@@ -74,59 +51,47 @@ def rounded(x: Array) -> Array:
     return np.asarray(np.rint(x / np.where(scale == 0, 1, scale)) * scale, np.float32)
 
 
-def product(x: Array, weights: torch.Tensor) -> Array:
-    """By weights of which each row makes an output."""
-    return rounded(x) @ rounded(weights.detach().numpy()).T
-
-
-def expected(net: Any, x: torch.Tensor) -> Array:
-    query = product(x.numpy(), net.query.weight) + net.query.bias.detach().numpy()
-    hidden = np.maximum(query, 0) + product(x.numpy(), net.key.weight) / (1 + np.exp(-query))
-    rows = product(hidden, net.matrix.T).reshape(-1, 20)
-    return product(rows, net.last.T) + net.added.detach().numpy()
-
-
 def test_products_round_rows_as_the_format_says(
-    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+    net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, x = net
     made, told = converted(monkeypatch, net, POLICY)
-    assert made.finecast_plan.counts[ROW.label] == 4
-    assert len(scales_of_products(made)) == 4
+    assert made.finecast_plan.counts[ROW.label] == 5
+    assert len(scales_of_products(made)) == 5
     assert any("freezing" in text for text in told)
     with torch.no_grad():
         got = made(x).numpy()
-    np.testing.assert_allclose(got, expected(module, x), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        got, expected(module, x, rounded, odd=rounded), rtol=1e-3, atol=1e-3
+    )
     # Both that read x share its codes.
-    assert sum("quantize_per_tensor" in str(n.target) for n in made.graph.nodes) == 2 * 3
+    assert sum("quantize_per_tensor" in str(n.target) for n in made.graph.nodes) == 2 * 4
     stored = [t for n, t in made.named_buffers() if n.endswith("_codes")]
-    assert [t.dtype for t in stored] == [torch.int8] * 4
+    assert [t.dtype for t in stored] == [torch.int8] * 5
 
 
 def test_emulated_numbers_are_those_of_the_module(
-    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+    net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, x = net
     made, _ = converted(monkeypatch, net, POLICY)
     captured = of_module(module, ((x,), {})).file.captured(POLICY)
     plan = made.finecast_plan
     operands = [how for e in plan.encodings.values() for how in e.operands.values()]
-    assert operands == [Dynamic(format=ROW, group=WHOLE_ROW)] * 4
+    assert operands == [Dynamic(format=ROW, group=WHOLE_ROW)] * 5
     copy = with_roundings(TorchNative.of(captured), planned_edits(captured, plan))
     with torch.no_grad():
         (emulated,) = tree_leaves(Isolated(copy.module).leaves([x]))
         assert relative(emulated, made(x)) < 1e-6
 
 
-def test_it_mixes_with_bf16_op_by_op(
-    net: tuple[nn.Module, torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_mixes_with_bf16_op_by_op(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = net
     made, _ = converted(
         monkeypatch, net, f"all:{ROW.label},bf16", left_out=frozenset({"linear"})
     )
     counts = made.finecast_plan.counts
-    assert counts[ROW.label] == 3
+    assert counts[ROW.label] == 4
     assert counts["bf16"] >= 2
     with torch.no_grad():
         assert 0 < relative(made(x), module(x)) < 0.05
@@ -154,15 +119,17 @@ def test_graphs_for_gpus_state_products_of_integers(
     module, x = Wide().eval(), torch.randn(rows, 24)
     made, _ = converted(monkeypatch, (module, x), POLICY)
     assert made.finecast_plan.counts[ROW.label] == 3
-    products = [n for n in made.graph.nodes if "_int_mm" in str(n.target)]
+    products = [n for n in made.graph.nodes if "int_mm" in str(n.target)]
     assert len(products) == 2
     # Kernels take no fewer than 17 rows.
     assert all(n.args[0].meta["val"].shape[0] > 16 for n in products)
     with torch.no_grad():
         got = made(x).numpy()
-    first = product(x.numpy(), module.first.weight) + module.first.bias.detach().numpy()
-    second = product(np.maximum(first, 0), module.second.weight)
-    want = product(second, module.odd.weight) + module.odd.bias.detach().numpy()
+    first = (
+        product(x.numpy(), module.first.weight, rounded) + module.first.bias.detach().numpy()
+    )
+    second = product(np.maximum(first, 0), module.second.weight, rounded)
+    want = product(second, module.odd.weight, rounded) + module.odd.bias.detach().numpy()
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
@@ -201,7 +168,7 @@ def test_only_products_by_constant_weights_take_it(monkeypatch: pytest.MonkeyPat
     assert "not constant" in reasons["matmul"]
 
 
-def test_groups_are_refused_and_rows_named(net: tuple[nn.Module, torch.Tensor]) -> None:
+def test_groups_are_refused_and_rows_named(net: Net) -> None:
     module, x = net
     with pytest.raises(UsageError, match="int8_dynamic is planned for") as told:
         ft.convert(module, (x,), "matmult:int8_dynamic")

@@ -17,6 +17,8 @@ from finecast.errors import UsageError
     [
         ({"policy": "all:int8"}, "int8 is planned for models of ONNX and OpenVINO"),
         ({"policy": "auto:bf16,int8"}, "int8 is planned for models of ONNX and OpenVINO"),
+        ({"policy": "all:fp8"}, "fp8 is planned for modules in inference"),
+        ({"policy": "auto:bf16,fp8_dynamic_row"}, "fp8_dynamic_row is planned for modules in"),
         ({"policy": "all:fp8_e4m3"}, "ops of PyTorch do not compute in fp8_e4m3"),
         ({"policy": "all:tf32"}, "no engine here computes in tf32"),
         ({"policy": Policy(scope=Scope.LIKE_GRAPPLER)}, "follows Grappler"),

@@ -197,7 +197,7 @@ def check(emulation: Emulation) -> None:
             known = ", ".join(f.label for f in low)
             lacks = (
                 "no such arithmetic"
-                if fmt.reads is fmt
+                if fmt.reads is fmt or fmt.multiplies_codes
                 else "no kernels known that widen weights as they read them"
             )
             raise UsageError(

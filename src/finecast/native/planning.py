@@ -34,6 +34,8 @@ _LIKE: Final[Mapping[Scope, tuple[str, str]]] = {
     Scope.LIKE_GRAPPLER: ("Grappler", "TensorFlow"),
 }
 """The tool whose mixed precision a scope follows, and the library whose models it is for."""
+_MODULES: Final = "PyTorch"
+"""The library of the models that plans are made for in formats that no engine fuses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,23 +129,30 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
                 f"no engine here computes in {fmt.label}",
                 fix="name the device with --target (target=...), or use bf16 or fp16",
             )
-        if fmt not in prepared.states:
-            _refuse(fmt, prepared)
+        of_others = _stated_by_modules(fmt) and prepared.library != _MODULES
+        if of_others or fmt not in prepared.states:
+            _refuse(fmt, engine, prepared)
         if fmt.has_scales and device is None and not engine.capability(fmt).runs:
-            on_integers = fmt.runs_on_codes and not fmt.has_float_codes
-            needs = " on a CPU with integer products (VNNI)" if on_integers else ""
-            there = f"--engine {engines_for(fmt)}" if FUSIONS.get(fmt) else "PyTorch's module"
+            needs = " on a CPU with integer products (VNNI)" if fmt.runs_on_codes else ""
+            there = f"--engine {engines_for(fmt)}{needs}"
             raise UsageError(
                 speed_of(engine, fmt).text,
                 where=f"--auto-cast-type {fmt.label}",
-                fix=f"use {_in_place_of(fmt, engine, prepared)}{there}{needs}",
+                fix=f"use {_in_place_of(fmt, engine, prepared)}{there}",
             )
+
+
+def _stated_by_modules(fmt: Format) -> bool:
+    """Whether only graphs of modules state products in ``fmt``."""
+    return fmt in FUSIONS and not FUSIONS[fmt]
 
 
 def _in_place_of(fmt: Format, engine: Engine, prepared: PreparedModel) -> str:
     """Formats that ``engine`` runs in place of one of codes, as advice: ``bf16, or ``."""
     stated = (f for f in Format if f in prepared.states and f.blocks is None)
-    codes = (f for f in stated if f.has_scales and f.bits == fmt.bits)
+    codes = (
+        f for f in stated if f.has_scales and f.bits == fmt.bits and not _stated_by_modules(f)
+    )
     alike = close_names(fmt.label, [f.label for f in codes if f is not fmt])
     floats = [f.label for f in (Format.BF16, Format.FP16) if f in prepared.states]
     capabilities = {
@@ -153,8 +162,20 @@ def _in_place_of(fmt: Format, engine: Engine, prepared: PreparedModel) -> str:
     return f"{' or '.join(running)}, or " if running else ""
 
 
-def _refuse(fmt: Format, prepared: PreparedModel) -> NoReturn:
+def _refuse(fmt: Format, engine: Engine, prepared: PreparedModel) -> NoReturn:
     """Raise the error for a format that a model of this library cannot state."""
+    if _stated_by_modules(fmt) and prepared.library == _MODULES:
+        raise UsageError(
+            f"{fmt.label} is planned for modules in inference, and this is a training step",
+            where=f"--auto-cast-type {fmt.label}",
+            fix="use bf16 or fp16",
+        )
+    if _stated_by_modules(fmt):
+        raise UsageError(
+            f"plans in {fmt.label} are made for {engines_for(fmt)} alone",
+            where=f"--auto-cast-type {fmt.label}",
+            fix=f"use {_in_place_of(fmt, engine, prepared)}PyTorch's module",
+        )
     if fmt.blocks is not None:
         there = ", ".join(f.label for f in (*BLOCKS, Format.BF16) if f in prepared.states)
         raise UsageError(

@@ -20,6 +20,7 @@ from finecast.frontends.torch.input_check import input_check
 from finecast.frontends.torch.native import TorchNative, adjusted, apply_edits
 from finecast.frontends.torch.reader import decided_by_data, hinted_shapes
 from finecast.frontends.torch.runnable import Shown
+from finecast.frontends.torch.straight_through import state_gradients
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.edits import Edit
@@ -194,4 +195,5 @@ def apply(captured: Captured, edits: Sequence[Edit]) -> ConvertedModule:
     with torch.no_grad():
         apply_edits(copy, edits)
     module = copy.binding.module
+    state_gradients(module)
     return ConvertedModule.of(module, input_check(module, captured.program))

@@ -43,6 +43,8 @@ _ADD: Final = torch.ops.aten.add.Tensor
 _MUL: Final = torch.ops.aten.mul.Tensor
 BIASED: Final = "finecast_biased"
 """In the metadata of a node: it adds the bias of a layer whose rows are scaled."""
+ENCODED: Final = "finecast_encoded"
+"""In the metadata of a cast to codes: it rounds values, as a plan has it."""
 _FP8: Final = torch.float8_e4m3fn
 OPS_MODULE: Final = "torch.ao.quantization.fx._decomposed"
 """What registers the ops on codes, as it is imported."""
@@ -64,21 +66,21 @@ def _code_type(grid: Grid) -> torch.dtype:
     return _FP8 if grid.has_floats else torch.int8
 
 
-def round_trip(graph: FxGraph, value: FxNode, to: Scaled) -> tuple[FxNode, FxNode]:
-    """New nodes that encode ``value`` with one scale, and decode it to fp32."""
+def round_trip(graph: FxGraph, value: FxNode, to: Scaled) -> FxNode:
+    """A new node that decodes to fp32 what others before it encode, with one scale."""
     grid = to.grid
     if grid.has_floats:
         steps = called(graph, torch.ops.aten.div.Tensor, value, to.scale[0])
         ends = float(grid.lowest), float(grid.highest)
         steps = called(graph, torch.ops.aten.clamp.default, steps, *ends)
         codes = called(graph, _CAST, steps, dtype=_FP8)
+        codes.meta[ENCODED] = True
         back = called(graph, _CAST, codes, dtype=torch.float32)
-        return codes, called(graph, _MUL, back, to.scale[0])
+        return called(graph, _MUL, back, to.scale[0])
     dtype: torch.dtype = getattr(torch, grid.dtype.name)
     range_of = (to.scale[0], to.zero_point, grid.lowest, grid.highest, dtype)
-    codes = graph.call_function(coded_ops().quantize_per_tensor.default, (value, *range_of))
-    back = graph.call_function(coded_ops().dequantize_per_tensor.default, (codes, *range_of))
-    return codes, back
+    codes = called(graph, coded_ops().quantize_per_tensor.default, value, *range_of)
+    return called(graph, coded_ops().dequantize_per_tensor.default, codes, *range_of)
 
 
 def rounded_rows(graph: FxGraph, value: FxNode, to: Dynamic) -> tuple[FxNode, FxNode]:
@@ -87,7 +89,8 @@ def rounded_rows(graph: FxGraph, value: FxNode, to: Dynamic) -> tuple[FxNode, Fx
     Gives what is decoded without the scales, and these. ``Dynamic.round`` is their product.
     """
     aten = torch.ops.aten
-    magnitudes = called(graph, aten.abs.default, value)
+    # Scales are constants where gradients are computed, as those that are found on data.
+    magnitudes = called(graph, aten.abs.default, called(graph, aten.detach.default, value))
     ends = called(graph, aten.amax.default, magnitudes, [-1], True)
     ends = called(graph, aten.clamp_min.default, ends, float(to.least))
     scales = called(graph, aten.div.Tensor, ends, float(to.largest))
@@ -96,6 +99,7 @@ def rounded_rows(graph: FxGraph, value: FxNode, to: Dynamic) -> tuple[FxNode, Fx
         # A quotient may be the largest code times 1 + 2^-23, which is rounded to that code.
         whole = steps if to.grid.has_floats else called(graph, aten.round.default, steps)
         codes = called(graph, _CAST, whole, dtype=_code_type(to.grid))
+        codes.meta[ENCODED] = True
         return called(graph, _CAST, codes, dtype=torch.float32), scales
     codes = called(graph, coded_ops().quantize_per_tensor.default, steps, *_ROWS)
     return called(graph, coded_ops().dequantize_per_tensor.default, codes, *_ROWS), scales
@@ -260,13 +264,13 @@ def _reshapes_to(reader: FxNode, like: Any) -> bool:
     return statically_known_true(sym_eq(reader.meta["val"].shape, like.shape))
 
 
-def size_of(node: FxNode, axis: int) -> int | FxNode:
-    """The size of an axis: a number, or a new node that computes it."""
-    size = node.meta["val"].shape[axis]
-    if isinstance(size, int):
-        return size
+def size_of(node: FxNode, axis: int) -> FxNode:
+    """A new node that computes the size of an axis.
+
+    Sizes that were fixed as the module was captured, too: it runs with others.
+    """
     size_node = node.graph.call_function(torch.ops.aten.sym_size.int, (node, axis))
-    size_node.meta["val"] = size
+    size_node.meta["val"] = node.meta["val"].shape[axis]
     return size_node
 
 

@@ -293,8 +293,7 @@ class TorchNative(NativeModel):
         assert isinstance(to, Scaled)
         fake = tensor.meta["val"].to(torch.float32)
         with self._after(tensor):
-            codes, back = round_trip(self._fx, tensor, to)
-        _mark(codes, tensor, fake.to(getattr(torch, to.dtype.name)))
+            back = round_trip(self._fx, tensor, to)
         return _mark(back, tensor, fake)
 
     def round_as_read(self, edit: KernelRounding) -> None:

@@ -140,7 +140,9 @@ class _Product:
         """New nodes for the result with scales and bias."""
         graph, bias = self.layer.graph, self.bias
         if isinstance(self.rows, FxNode):
-            rows = called(graph, _RESHAPE, self.rows, [-1, 1])
+            # By one axis first: with no rows the kernel does not take the strides of two.
+            rows = called(graph, _RESHAPE, self.rows, [-1])
+            rows = called(graph, _ATEN.unsqueeze.default, rows, 1)
             channels = called(graph, _ATEN.unsqueeze.default, self.channels, 0)
         else:
             rows, channels = _one(module, self.channels), self._one_scale()
@@ -174,16 +176,12 @@ class _Product:
         return called(graph, _CAST, sums, dtype=torch.float32)
 
     def _as_before(self, result: FxNode) -> FxNode:
-        """``result``, a matrix, with the layer's own axes.
-
-        No size of the first axis is stated: as other modules these run with other batches
-        than that of the example, and with one of no rows.
-        """
+        """``result``, a matrix, with the layer's own axes."""
         whole = self.codes.meta["val"].shape
         if len(whole) == 2:
             return result
-        axes = [-1, *(size_of(self.codes, axis) for axis in range(1, len(whole) - 1))]
-        sizes = [*axes[: len(whole) - 1], self.stored.meta["val"].shape[0]]
+        axes = [size_of(self.codes, axis) for axis in range(len(whole) - 1)]
+        sizes = [*axes, self.stored.meta["val"].shape[0]]
         back = self.layer.graph.call_function(_RESHAPE, (result, sizes))
         fake = self.layer.meta["val"].to(result.meta["val"].dtype)
         back.meta = {**self.layer.meta, "val": fake}

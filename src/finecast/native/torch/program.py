@@ -14,7 +14,7 @@ from finecast.engines.emulator.session import EmulatorSession, plan_session
 from finecast.engines.exact import Exact
 from finecast.errors import ModelError
 from finecast.frontends.prepared import PreparedModel
-from finecast.frontends.torch import CASTS, Captured, TorchPrepared
+from finecast.frontends.torch import CASTS, CODES, Captured, TorchPrepared
 from finecast.frontends.torch.capture import port_names, shared_copy
 from finecast.frontends.torch.expand import ACCUMULATIONS, ATTENTION, STEP_OF, expand_ops
 from finecast.frontends.torch.reader import hinted_shapes, read
@@ -142,8 +142,13 @@ class TorchEmulatedSubject(EmulatedSubject):
     """A program on a device."""
 
     def prepared(self, policy: Policy) -> PreparedModel:
-        """The program prepared for ``policy``: codes are not emulated."""
-        return replace(self.model.prepare(policy), of=CASTS)
+        """The program prepared for ``policy``: of codes a device's plans have those of fp8.
+
+        Products on integers depend on what this machine's compiler makes of a module.
+        """
+        coded = (f for f in CODES if f.has_float_codes)
+        of = replace(CASTS, states=(*CASTS.states, *coded))
+        return replace(self.model.prepare(policy), of=of)
 
     def judged(self, **parts: Any) -> TorchOnDevice:
         """The program as the rules judged it for the device."""
