@@ -69,7 +69,8 @@ class StoredAs(Enum):
 
     Attributes:
         PLAIN: As a kernel gave it.
-        GIVEN: As an input of the model or of a body, or as an op gave it that moves numbers.
+        GIVEN: As an input of the model or of a body, as an op gave it that moves numbers, or
+            by a kernel that may give fp32 under a low hint.
         BLOCKS: In blocks of channels.
         FP32_BLOCKS: In blocks of channels, by a kernel that may give fp32 under a low hint.
     """
@@ -144,7 +145,7 @@ def stored_as(graph: Graph, value: int, *, integers: bool = False) -> StoredAs:
     if not CONVOLUTIONS.isdisjoint(readers):
         return StoredAs.FP32_BLOCKS if integers else StoredAs.BLOCKS
     moves = by_name(maker.op).kind is OpKind.MOVEMENT
-    return StoredAs.GIVEN if moves else StoredAs.PLAIN
+    return StoredAs.GIVEN if moves or integers else StoredAs.PLAIN
 
 
 def _maker(graph: Graph, value: int) -> Node | None:
