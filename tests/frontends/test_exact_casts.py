@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -240,7 +238,23 @@ def test_by_default_what_integers_give_to_convolutions_has_the_error_of_bf16() -
     images = RNG.standard_normal((2, WIDTH, 8, 8)).astype(np.float32)
     formats = {"group_conv": Format.BF16, "relu": Format.FP32}
     read = openvino.Core().read_model(source.SerializeToString())
-    check_default_of_integers(read, images, formats)
+    policy = replace(Policy.parse("all:int8,bf16"), op_formats=formats)
+    check_default_of_mixed(read, images, policy)
+
+
+@pytest.mark.parametrize("as_ir", [False, True])
+def test_by_default_what_is_widened_first_has_the_error_of_bf16(*, as_ir: bool) -> None:
+    """A kernel that begins with a cast to fp32 gives fp32, too."""
+    skip_without_bf16()
+    body = """b = Conv(x, k) d = Conv(b, k) c = Add(b, d) a = Relu(c)
+      e = Conv(a, k) f = Conv(a, k) y = Add(e, f)"""
+    shapes = "(float[n, 32, h, w] x) => (float[n, 32, h, w] y)"
+    source = parse(f"g {shapes} {{ {body} }}", opset=17)
+    fill(source)
+    images = RNG.standard_normal((2, WIDTH, 8, 8)).astype(np.float32)
+    read = openvino.Core().read_model(source.SerializeToString())
+    policy = replace(Policy.parse("all:bf16"), exclude=(re.compile("Relu_3|Conv_4"),))
+    check_default_of_mixed(read if as_ir else source, images, policy)
 
 
 @pytest.mark.parametrize("as_ir", [False, True])
@@ -256,20 +270,18 @@ def test_by_default_what_integers_give_to_products_has_the_error_of_bf16(
     fill(source)
     source.graph.initializer.append(tensor("heads", [-1, 2, WIDTH // 2], np.int64))
     read = openvino.Core().read_model(source.SerializeToString())
-    check_default_of_integers(read if as_ir else source, X[:8])
+    check_default_of_mixed(read if as_ir else source, X[:8], "all:int8,bf16")
 
 
-def check_default_of_integers(
-    source: Any, x: np.ndarray, formats: Mapping[str, Format] = MappingProxyType({})
-) -> None:
-    """Checks what a model of integers and bf16 gives by OpenVINO's default hint.
+def check_default_of_mixed(source: Any, x: np.ndarray, policy: Policy | str) -> None:
+    """Checks what a model of several formats gives by OpenVINO's default hint.
 
     As it is, and after its shapes were fixed.
     """
     core = openvino.Core()
     done = finecast.convert(
         source,
-        policy=replace(Policy.parse("all:int8,bf16"), op_formats=formats),
+        policy=policy,
         engine="openvino",
         calib=[{"x": x}],
         verify=False,
@@ -467,5 +479,5 @@ def test_what_an_op_gives_to_convolutions_rests_in_blocks() -> None:
     )
     expected = [StoredAs.GIVEN, StoredAs.BLOCKS, StoredAs.PLAIN]
     assert [stored_as(graph, value) for value in (0, 2, 3)] == expected
-    assert stored_as(graph, 2, integers=True) is StoredAs.FP32_BLOCKS
-    assert stored_as(graph, 3, integers=True) is StoredAs.GIVEN
+    assert stored_as(graph, 2, wide=True) is StoredAs.FP32_BLOCKS
+    assert stored_as(graph, 3, wide=True) is StoredAs.GIVEN
