@@ -236,23 +236,67 @@ def test_by_default_what_integers_give_to_convolutions_has_the_error_of_bf16() -
     by_channel = RNG.standard_normal((WIDTH, 1, 1, 1)).astype(np.float32)
     source.graph.initializer.append(tensor("l", by_channel))
     images = RNG.standard_normal((2, WIDTH, 8, 8)).astype(np.float32)
-    core = openvino.Core()
-    read = core.read_model(source.SerializeToString())
     formats = {"group_conv": Format.BF16, "relu": Format.FP32}
+    read = openvino.Core().read_model(source.SerializeToString())
+    policy = replace(Policy.parse("all:int8,bf16"), op_formats=formats)
+    check_default_of_mixed(read, images, policy)
+
+
+@pytest.mark.parametrize("as_ir", [False, True])
+def test_by_default_what_is_widened_first_has_the_error_of_bf16(*, as_ir: bool) -> None:
+    """A kernel that begins with a cast to fp32 gives fp32, too."""
+    skip_without_bf16()
+    body = """b = Conv(x, k) d = Conv(b, k) c = Add(b, d) a = Relu(c)
+      e = Conv(a, k) f = Conv(a, k) y = Add(e, f)"""
+    shapes = "(float[n, 32, h, w] x) => (float[n, 32, h, w] y)"
+    source = parse(f"g {shapes} {{ {body} }}", opset=17)
+    fill(source)
+    images = RNG.standard_normal((2, WIDTH, 8, 8)).astype(np.float32)
+    read = openvino.Core().read_model(source.SerializeToString())
+    policy = replace(Policy.parse("all:bf16"), exclude=(re.compile("Relu_3|Conv_4"),))
+    check_default_of_mixed(read if as_ir else source, images, policy)
+
+
+@pytest.mark.parametrize("as_ir", [False, True])
+def test_by_default_what_integers_give_to_products_has_the_error_of_bf16(
+    *, as_ir: bool
+) -> None:
+    """As queries and keys give it to attention."""
+    skip_without_bf16()
+    body = """q = MatMul(x, w) r = Reshape(q, heads) a = Transpose<perm = [1, 0, 2]>(r)
+      p = MatMul(x, z) l = Reshape(p, heads) b = Transpose<perm = [1, 2, 0]>(l)
+      y = MatMul(a, b)"""
+    source = parse(f"g (float[n, 32] x) => (float[2, n, n] y) {{ {body} }}", opset=17)
+    fill(source)
+    source.graph.initializer.append(tensor("heads", [-1, 2, WIDTH // 2], np.int64))
+    read = openvino.Core().read_model(source.SerializeToString())
+    check_default_of_mixed(read if as_ir else source, X[:8], "all:int8,bf16")
+
+
+def check_default_of_mixed(source: Any, x: np.ndarray, policy: Policy | str) -> None:
+    """Checks what a model of several formats gives by OpenVINO's default hint.
+
+    As it is, and after its shapes were fixed.
+    """
+    core = openvino.Core()
     done = finecast.convert(
-        read,
-        policy=replace(Policy.parse("all:int8,bf16"), op_formats=formats),
+        source,
+        policy=policy,
         engine="openvino",
-        calib=[{"x": images}],
+        calib=[{"x": x}],
         verify=False,
     )
-    assert done.model is not None
-    assert by_rounding(done.model)
-    exact, got = (
-        core.compile_model(model, "CPU", settings)(images)[0].astype(np.float64)
-        for model, settings in ((read, {"INFERENCE_PRECISION_HINT": "f32"}), (done.model, {}))
+    read, low = (
+        m if isinstance(m, openvino.Model) else core.read_model(m.SerializeToString())
+        for m in (source, done.model)
     )
-    assert np.linalg.norm(got - exact) / np.linalg.norm(exact) < 0.1
+    assert by_rounding(low)
+    exact = core.compile_model(read, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(x)[0]
+    fixed = low.clone()
+    fixed.reshape(x.shape)
+    for tried in (low, fixed):
+        got = core.compile_model(tried, "CPU", {})(x)[0].astype(np.float64)
+        assert np.linalg.norm(got - exact) / np.linalg.norm(exact) < 0.1
 
 
 def check_default(source: onnx.ModelProto, x: np.ndarray, *, as_ir: bool) -> None:
@@ -435,4 +479,5 @@ def test_what_an_op_gives_to_convolutions_rests_in_blocks() -> None:
     )
     expected = [StoredAs.GIVEN, StoredAs.BLOCKS, StoredAs.PLAIN]
     assert [stored_as(graph, value) for value in (0, 2, 3)] == expected
-    assert stored_as(graph, 2, integers=True) is StoredAs.FP32_BLOCKS
+    assert stored_as(graph, 2, wide=True) is StoredAs.FP32_BLOCKS
+    assert stored_as(graph, 3, wide=True) is StoredAs.GIVEN

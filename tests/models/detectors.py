@@ -1,7 +1,8 @@
 """Small detectors, whose boxes and scores lie in one output or in several.
 
 Each place of a sample has a box and scores whose logits are small beside their bias, so that
-formats of few digits change classes long before boxes move.
+formats of few digits change classes long before boxes move. ``pixels`` has the form of YOLO's:
+boxes of 80 to 160 pixels beside the chances of classes, of which few are large.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ FORMS: Final = {
         "boxes = Identity(near) y = Concat <axis = 2> (boxes, scores)",
         ("y",),
     ),
+    "pixels": (
+        """wide = Add(size, tenth) left = Sub(middle, wide) right = Add(middle, wide)
+        ends = Concat <axis = 2> (left, right) boxes = Mul(ends, image)
+        y = Concat <axis = 2> (boxes, scores)""",
+        ("y",),
+    ),
     "centres": (
         "boxes = Identity(t) y = Concat <axis = 2> (boxes, scores)",
         ("y",),
@@ -62,6 +69,8 @@ def detector(form: str) -> onnx.ModelProto:
     """A detector with its outputs in one of ``FORMS``."""
     rng = np.random.default_rng(0)
     after, outputs = FORMS[form]
+    # As those of a trained detector: sure of most places, and near no other class.
+    spread, bias = (4.8, -8.0) if form == "pixels" else (24.0, -5.0)
     ports = ", ".join(
         f"float[{', '.join(map(str, _SHAPES[name]))}] {name}" for name in outputs
     )
@@ -72,8 +81,8 @@ def detector(form: str) -> onnx.ModelProto:
     arrays = {
         "w": rng.standard_normal((WIDTH, 128)) / 6,
         "wb": rng.standard_normal((128, PLACES * 4)) / 8,
-        "ws": rng.standard_normal((128, PLACES * CLASSES)) / 24,
-        "bias": np.array(-5.0),
+        "ws": rng.standard_normal((128, PLACES * CLASSES)) / spread,
+        "bias": np.array(bias),
         "tenth": np.array(0.1),
         "image": np.array(IMAGE),
         "threshold": np.array(0.012),

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
+from scipy.stats import spearmanr
 
 import finecast
 from finecast import api
+from finecast.data.deviation import deviation
 from finecast.data.metrics import by_output
-from finecast.engines import installed
+from finecast.engines import get_engine, installed
 from finecast.planning.detections import joined_outputs
+from finecast.planning.slices import slices_of
+from finecast.rules.policy import Policy
 from tests.models.detectors import CLASSES, PLACES, WIDTH, detector, samples
 
 DATA = samples()
@@ -61,6 +69,64 @@ def test_ir_is_judged_as_onnx_is(form: str, tmp_path: Path) -> None:
     report = finecast.emulate(openvino.convert_model(path), "trn1", "all:bf16", data=DATA)
     assert {*shares(report)} == SCORED[form]
     assert 0.9 < report.metric < 0.99
+
+
+def detections(y: Any) -> tuple[Any, Any, Any]:
+    """Whether there is an object at a place, its class and its box."""
+    scores = y[..., 4:]
+    return scores.max(-1) > 0.3, scores.argmax(-1), y[..., :4]
+
+
+def f1(got: Any, wanted: Any) -> float:
+    """Of objects beside fp32's: there, of one class, with half of their area in common."""
+    (there, kind, box), (there_too, kind_too, box_too) = detections(got), detections(wanted)
+    sides = np.minimum(box, box_too)[..., 2:] - np.maximum(box, box_too)[..., :2]
+    common = np.clip(sides, 0, None).prod(-1)
+    areas = (b[..., 2:] - b[..., :2] for b in (box, box_too))
+    near = common > 0.5 * (sum(a.prod(-1) for a in areas) - common)
+    found = there & there_too & (kind == kind_too) & near
+    return 2 * float(found.sum()) / float(there.sum() + there_too.sum())
+
+
+# Of these ops those in the format: from the scores' product alone to all of the model.
+LADDER = {
+    "bf16": ["MatMul_3", "MatMul_0", "MatMul_[03]", "MatMul_[23]", "MatMul_.", ""],
+    "int8": ["MatMul_3", "MatMul_0", "MatMul_[03]", ""],
+    "int8,bf16": [""],
+}
+
+
+def test_errors_by_slices_order_plans_as_f1_does(tmp_path: Path) -> None:
+    """Boxes are four orders larger than most scores: errors of the whole are theirs."""
+    proto, path = detector("pixels"), tmp_path / "net.onnx"
+    onnx.save(proto, path)
+    data = samples(2000)
+    wanted: Any = get_engine("onnxruntime").load(proto.SerializeToString()).run(data)["y"]
+    assert len(slices_of(wanted)) == 2
+    errors: list[float] = []
+    of_all: list[float] = []
+    scores: list[float] = []
+    for formats, levels in LADDER.items():
+        for level in levels:
+            others = (re.compile(f"^(?!{level})"),) if level else ()
+            policy = replace(Policy.parse(f"all:{formats}"), exclude=others)
+            low = finecast.convert(
+                path, policy=policy, target="avx512-bf16", data=DATA, verify=False
+            ).model
+            engine = get_engine("emulator:avx512-bf16")
+            got: Any = engine.load(low.SerializeToString()).run(data)["y"]
+            errors.append(deviation(got, wanted).relative)
+            of_all.append(float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted)))
+            scores.append(f1(got, wanted))
+    assert max(scores) - min(scores) > 0.01
+    ranks: list[Any] = [spearmanr(one, scores) for one in (errors, of_all)]
+    by_slices, whole = (-float(one.statistic) for one in ranks)
+    assert by_slices > 0.9
+    assert whole < by_slices - 0.1
+    # Of 5,400 objects ten more or less are noise.
+    for first, second in permutations(range(len(errors)), 2):
+        if errors[first] < errors[second]:
+            assert scores[first] > scores[second] - 0.002
 
 
 def test_blame_and_tune_are_of_classes(tmp_path: Path) -> None:

@@ -312,6 +312,23 @@ def test_so_does_a_16_bit_op_that_the_codes_do_not_load_beside(
     assert done.verified.engine == "openvino"
 
 
+@pytest.mark.parametrize("policy", ["all:bf16", "all:int8,bf16"])
+def test_instance_norms_have_one_verdict_in_both_forms(
+    policy: str, tmp_path: Path, engine: OpenVinoEngine
+) -> None:
+    """In IR they are an MVN over 576 numbers, whose kernel has the sums in fp32, too."""
+    given = write_drawn(tmp_path / "net.onnx", NORMALIZED, NORMALIZED_SHAPES)
+    ir = tmp_path / "net.xml"
+    openvino.save_model(openvino.convert_model(given), ir, compress_to_fp16=False)
+    data = {"x": DATA["x"].reshape(2, 1, -1)}
+    forms: list[tuple[Format, Format]] = []
+    for model in (given, ir):
+        done = api.convert(model, None, policy, data=data, engine="openvino")
+        (norm,) = (d.format for d in done.plan.decisions if d.op.endswith("_norm"))
+        forms.append((norm, done.plan.decisions[-1].format))
+    assert forms == [(Format.BF16, INT8 if "int8" in policy else Format.BF16)] * 2
+
+
 def normalized(number: int) -> str:
     """The layer of NORMALIZED from the value before it, to which it is added."""
     i = number

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch")
@@ -11,7 +15,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx import Node as FxNode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from finecast_training.ordering import compute_where_read, order_for_memory
+from finecast_training.ordering import compute_where_read, order_for_memory, order_kernels
 
 SIGMOID = torch.ops.aten.sigmoid.default
 CAST = torch.ops.prims.convert_element_type.default
@@ -78,3 +82,32 @@ def test_a_split_of_an_input_gives_no_tensor() -> None:
     module.recompile()
     for got, wanted in zip(module(*inputs), before, strict=True):
         assert torch.equal(got, wanted)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What an order needs to know of one of Inductor's."""
+
+    min_order: int
+    result: str
+    reads: tuple[str, ...] = ()
+
+    def get_buffer_names(self) -> list[str]:
+        return [self.result]
+
+    @property
+    def unmet_dependencies(self) -> list[Any]:
+        return [SimpleNamespace(name=name) for name in self.reads]
+
+
+def test_a_kernel_of_an_early_and_a_late_sum_does_not_call_products_before_their_turn() -> (
+    None
+):
+    gradient = Kernel(0, "gradient")
+    weights = Kernel(2, "weights", ("gradient",))
+    back = Kernel(3, "back", ("gradient",))
+    sums = Kernel(1, "sums", ("gradient", "back"))  # the second one reads what a product gives
+    last = Kernel(4, "last", ("back",))
+    # As Inductor has them: the sums at the place of the first, and before them what they read.
+    kernels: list[Any] = [gradient, back, sums, weights, last]
+    assert order_kernels(kernels) == [gradient, weights, back, sums, last]

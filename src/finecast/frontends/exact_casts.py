@@ -55,8 +55,9 @@ _PART: Final = 2.0 ** (_LOW.mantissa_bits - Format.FP32.mantissa_bits)
 # 3. Where shapes are fixed later, a kernel has all pointwise ops between two reshapes. So the
 #    x that is multiplied is the one behind the reshape; and what an op gives that itself may
 #    be a reshape, with which that one would cancel, is copied first, too.
-# 4. Kernels of integers give fp32 even then, to what reads their results as integers. So the x
-#    that is multiplied is a copy, too, in a model that has integers.
+# 4. Kernels of integers give fp32 even then, to what reads their results as integers. So do
+#    those that begin with a cast to fp32. In a model that has either, the x that is multiplied
+#    is a copy, too.
 # A copy in blocks is a power of 1, which is faster than a maximum.
 _FACTOR: Final = _PART - 1
 _BACK: Final = 1 / _PART
@@ -69,7 +70,8 @@ class StoredAs(Enum):
 
     Attributes:
         PLAIN: As a kernel gave it.
-        GIVEN: As an input of the model or of a body, or as an op gave it that moves numbers.
+        GIVEN: As an input of the model or of a body, as an op gave it that moves numbers, or
+            by a kernel that may give fp32 under a low hint.
         BLOCKS: In blocks of channels.
         FP32_BLOCKS: In blocks of channels, by a kernel that may give fp32 under a low hint.
     """
@@ -84,11 +86,15 @@ def rounded_first(graph: Graph, edits: Iterable[Edit], plan: Plan) -> Mapping[in
     """The values that are rounded before they are cast to bf16, for OpenVINO, by their ids."""
     if plan.engine != _ENGINE or plan.keep_ops or not is_here(FAULT):
         return {}
-    casts = [e for e in edits if isinstance(e, InsertCast) and e.to is _LOW]
+    inserted = [e for e in edits if isinstance(e, InsertCast)]
+    casts = [e for e in inserted if e.to is _LOW]
     fixed = computed_once(graph) if casts else frozenset[int]()
     integers = any(fmt.multiplies_integers for fmt in plan.low_formats)
+    widened = any(
+        e.to is Format.FP32 and any(u.node is not None for u in e.uses) for e in inserted
+    )
     return {
-        cast.value: stored_as(graph, cast.value, integers=integers)
+        cast.value: stored_as(graph, cast.value, wide=integers or widened)
         for cast in casts
         if (cast.value in fixed or _is_wrong(graph, graph.values[cast.value]))
         and _products_read(graph, cast.uses)
@@ -124,7 +130,7 @@ def rounded_by(step: Callable[..., Any], x: Any, stored: StoredAs) -> Any:
     return step("squeeze", "rounded", whole, _AXES)
 
 
-def stored_as(graph: Graph, value: int, *, integers: bool = False) -> StoredAs:
+def stored_as(graph: Graph, value: int, *, wide: bool = False) -> StoredAs:
     """How OpenVINO keeps a value. Results of ops that convolutions read are in blocks.
 
     A moved input is one: OpenVINO drops an op that moves nothing.
@@ -132,7 +138,7 @@ def stored_as(graph: Graph, value: int, *, integers: bool = False) -> StoredAs:
     Args:
         graph: The graph.
         value: The value's id.
-        integers: Whether the model has ops in integers.
+        wide: Whether the model has kernels that may give fp32 under a low hint.
     """
     maker = source = _maker(graph, value)
     while source is not None and by_name(source.op).places:
@@ -142,9 +148,9 @@ def stored_as(graph: Graph, value: int, *, integers: bool = False) -> StoredAs:
         return StoredAs.GIVEN
     readers = (graph.nodes[n].op for n in graph.values[value].uses)
     if not CONVOLUTIONS.isdisjoint(readers):
-        return StoredAs.FP32_BLOCKS if integers else StoredAs.BLOCKS
+        return StoredAs.FP32_BLOCKS if wide else StoredAs.BLOCKS
     moves = by_name(maker.op).kind is OpKind.MOVEMENT
-    return StoredAs.GIVEN if moves else StoredAs.PLAIN
+    return StoredAs.GIVEN if moves or wide else StoredAs.PLAIN
 
 
 def _maker(graph: Graph, value: int) -> Node | None:

@@ -49,7 +49,6 @@ _REDUCTIONS = frozenset({OpKind.REDUCTION, OpKind.LOSS})
 # kernels that engines have for them.
 _POWER_SUMS: Mapping[str, tuple[int, ...]] = {
     "lp_norm": (-1,),
-    "mean_variance_norm": (0, 2, 3),
     "lp_pool": (),
     "global_lp_pool": (),
 }

@@ -18,6 +18,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
+from torch._inductor import custom_graph_pass
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
@@ -49,11 +50,17 @@ from finecast_training.ordering import (
     compute_where_read,
     narrow_before_views,
     order_for_memory,
+    order_kernels,
 )
 from finecast_training.weights import WeightCache, hoist_casts
 
 if TYPE_CHECKING:
+    from torch._inductor.scheduler import BaseSchedulerNode
+
     from finecast_training.backend import Backend
+
+# Before PyTorch 2.13 passes on kernels have no class, and results no place in a cache.
+_KernelPass: Any = getattr(custom_graph_pass, "CustomSchedulerPass", object)
 
 
 def compile_graph(backend: Backend, module: GraphModule, inputs: Sequence[Any]) -> Any:
@@ -67,6 +74,7 @@ def compile_graph(backend: Backend, module: GraphModule, inputs: Sequence[Any]) 
         # parameters would be cast first of all, and all low gradients be widened at the end,
         # where their fp32 copies are alive at once.
         "reorder_for_peak_memory": False,
+        "_post_fusion_custom_pass": _Order(),
     }
     inner: Callable[..., Any] = compile_inner if backend.kernels else compile_op_by_op
     if backend.cache is not None:
@@ -134,6 +142,16 @@ class _Partition(CustomPartitionerFn):
     def uuid(self) -> Any:
         again = "again" if self.cast_again else "once"
         return f"finecast: parameters are cast {again}"
+
+
+class _Order(_KernelPass):
+    """The order of kernels, in Inductor's interface."""
+
+    def __call__(self, nodes: list[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
+        return order_kernels(nodes)
+
+    def uuid(self) -> Any:
+        return "finecast: kernels in the order of the graph"
 
 
 def compile_inner(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:

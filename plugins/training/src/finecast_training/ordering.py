@@ -5,19 +5,23 @@ graph comes in the order in which autograd computes: the sum that is a bias's gr
 the gradient of a product's result after both products have read a low copy of it. So the sum
 comes first here, then the product that is a weight's gradient, and the product for the layer
 before last: it alone may need a low copy of the weights, which is then cast as late as
-possible. No number changes by that.
+possible. Inductor makes kernels of these ops, which then run in the same order. No number
+changes by that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from typing import Any, Final
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, map_arg
 from torch.fx import Node as FxNode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+if TYPE_CHECKING:
+    from torch._inductor.scheduler import BaseSchedulerNode
 
 _ATEN: Final = torch.ops.aten
 _CAST: Final = torch.ops.prims.convert_element_type.default
@@ -107,6 +111,24 @@ def order_for_memory(graph: Graph) -> None:
             _compute_apart(graph, node)
             _move_up(node)
     graph.lint()
+
+
+def order_kernels(kernels: Sequence[BaseSchedulerNode]) -> list[BaseSchedulerNode]:
+    """Kernels in the order of the graph, each as soon as all that it reads is there.
+
+    Inductor runs a kernel of several ops where the first of them is in the graph, and before
+    it whatever the others read. A sum that shares a kernel with a later one would so have the
+    products between them computed first, whose operands are then all in memory at once.
+
+    Args:
+        kernels: Inductor's, each after those that it reads.
+    """
+    makers = {name: kernel for kernel in kernels for name in kernel.get_buffer_names()}
+    places: dict[BaseSchedulerNode, int] = {}
+    for kernel in kernels:
+        read = (makers.get(d.name, kernel) for d in kernel.unmet_dependencies)
+        places[kernel] = max([kernel.min_order, *(places.get(maker, 0) for maker in read)])
+    return sorted(kernels, key=places.__getitem__)
 
 
 def _move_up(node: FxNode) -> None:
