@@ -63,8 +63,11 @@ def write_table(table: Table, *notes: str) -> None:
     from rich.console import Console
 
     stream = results()
+    title, table.title = table.title, None  # it may be wider than the table
     console = Console(file=stream, width=_fitted(table, width()))
     with printing(stream), console.capture() as rendered:
+        if title:
+            console.print(title, width=width())
         console.print(table)
     lines = rendered.get().removesuffix("\n").split("\n")
     # In files and pipes without the blanks that fill up a row: some viewers wrap them.

@@ -154,7 +154,9 @@ def output_lines(
         )
     if left_out:
         few = listed(left_out, _LISTED)
-        lines.append(f"not counted, as they copy an input or --of names others: {few}")
+        lines.append(
+            f"outputs without an error, as they copy an input or are not in --of: {few}"
+        )
     return lines
 
 

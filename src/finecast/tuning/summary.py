@@ -37,7 +37,7 @@ TF32_TIMES: Final = (
 _MOST_PHASES: Final = 8
 _LEAST_PHASE_S: Final = 0.1
 _MOST_REASONS: Final = 3
-_REMOVED: Final = "no kernel"
+_REMOVED: Final = "none"
 # For objectives whose cost no other column shows: the heading of a column for it, and how its
 # figure is computed from the cost.
 _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
@@ -153,8 +153,8 @@ def _chosen_engine(result: Result) -> list[str]:
         hinted = " by its bf16 hint" if preferred.unsearched_s < preferred.call_s else ""
         there, here = (s * 1e3 for s in (own.call_s, preferred.unsearched_s))
         lines.append(
-            f"{title_of(own.engine)} was chosen: fp32 takes {there:.3g} ms a call there,"
-            f" {here:.3g} in {title_of(preferred.engine)}{hinted}"
+            f"{title_of(own.engine)} was chosen: in a first look fp32 takes {there:.3g} ms a"
+            f" call there, {here:.3g} in {title_of(preferred.engine)}{hinted}"
         )
     alone = own.gain_of_one_thread
     if alone > 1:
@@ -206,7 +206,9 @@ def notes(result: Result) -> list[str]:
     lines += _ran(result)
     if result.engine_times:
         told = ", ".join(time.text for time in result.engine_times)
-        lines.append(f"fp32 by engine, a call: {told}; --engine NAME tunes for another one")
+        lines.append(
+            f"fp32 in a first look, a call: {told}; --engine names the one to tune for"
+        )
     lines += [one.text for one in result.other_engines]
     faster = next_faster(record, result.plan.digest)
     lines += [faster] if faster else []
@@ -238,7 +240,7 @@ def _made_of(result: Result) -> str:
         f"ops: {ops or 'none in fp32'}, and {number_of(result.casts, 'cast')}; search on"
         f" {number_of(machine.cores, 'core')} of {cpu_label(machine)}: {result.seconds:.1f}"
         f" s, {number_of(result.evaluations, 'evaluation')} on all data{reused},"
-        f" {number_of(result.probes, 'probe')}"
+        f" {number_of(result.probes, 'run')} on few samples"
     )
 
 
@@ -285,7 +287,7 @@ def _kept(result: Result) -> list[str]:
 def _ran(result: Result) -> list[str]:
     """A line on the types of the engine's kernels, beside those planned; none if untold.
 
-    Engines fuse ops: an op in fp32 may run inside a kernel on codes.
+    Engines fuse ops: an op in fp32 may run inside a kernel on integers.
     """
     ran = result.ran
     if not ran:
@@ -295,21 +297,11 @@ def _ran(result: Result) -> list[str]:
     )
     planned = Counter(one.format.label for one in result.plan.counted)
     told = "; ".join(
-        f"of {number_of(count, f'{label} op')} "
-        + ", ".join(
-            _run(n, label, into) for (of, into), n in counts.most_common() if of == label
-        )
+        ", ".join(f"{into} for {n}" for (of, into), n in counts.most_common() if of == label)
+        + f" of {number_of(count, f'{label} op')}"
         for label, count in planned.items()
     )
-    return [f"formats in which the engine ran the ops: {told}"]
-
-
-def _run(count: int, label: str, into: str) -> str:
-    """In which kernels ops of a format run: an fp32 op may be fused into one of integers."""
-    if into == _REMOVED:
-        return f"{count} need no kernel" if count > 1 else "1 needs no kernel"
-    inside = label == Format.FP32.label != into
-    return f"{count} inside kernels of {into}" if inside else f"{count} in {into}"
+    return [f"kernels that the engine ran: {told}"]
 
 
 def _phases(phases: Mapping[str, float]) -> list[str]:
