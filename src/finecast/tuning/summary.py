@@ -21,7 +21,7 @@ from finecast.measure.environment import cpu_label, environment
 from finecast.naming import enumerated, number_of, percent
 from finecast.numbers.formats import Format
 from finecast.planning.contributions import Contributions
-from finecast.reports.base import TextTable, output_lines
+from finecast.reports.base import TextTable, loss_text, output_lines
 from finecast.reports.summary import kept_here, next_faster, prediction_off
 from finecast.terminal import Verbatim
 from finecast.tuning.goal import MIN_SPEEDUP, Objective
@@ -94,17 +94,13 @@ def comparison(result: Result) -> TextTable:
 
 _MUCH: Final = 1.03
 """From this gain on another form of the output is named first."""
-_HARDLY: Final = 0.0001
-"""A loss that is not told as a number."""
 
 
 def _elsewhere(result: Result, expected: ExpectedLoss) -> str:
     """What is lost on the data given, and what is expected on other data."""
     lost = result.baseline.metric - result.tuned.metric
     here = f"falls by {lost:.2g}" if lost > 0 else f"rises by {-lost:.2g}" if lost else ""
-    more = f"{expected.loss:.1g}, give or take {expected.deviation:.1g}"
-    if expected.loss + expected.deviation < _HARDLY:
-        more = f"less than {_HARDLY}"
+    more = loss_text(expected.loss, expected.deviation)
     return (
         f"{result.metric} {here or 'is unchanged'} on your data; on new data of the same kind"
         f" expect a loss of {more}"
