@@ -44,7 +44,7 @@ class Notice(str):
     __slots__ = ()
 
 
-class Estimate(Notice):
+class ExpectedTime(Notice):
     """A remark on how long all work takes: about ``most_s`` seconds at most."""
 
     __slots__ = ("most_s",)
@@ -217,7 +217,7 @@ def shown(title: str, *, steps: bool = False) -> Generator[Progress]:
 
         def report(stage: str, done: int, total: int) -> None:
             text = escape(safe(f"{title}: {stage}"))
-            if isinstance(stage, Estimate):
+            if isinstance(stage, ExpectedTime):
                 whole.expect(stage.most_s)
             if isinstance(stage, Notice):
                 if steps or not isinstance(stage, Detail):

@@ -417,7 +417,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         arguments = (other.args, other.kwargs)
         dynamic_shapes = shapes.dynamic_shapes(module, *arguments)
         model = of_module(module, arguments, dynamic_shapes=dynamic_shapes)
-        return replace(model, given=self.given, sizes_freed=True)
+        return replace(self, file=model.file, sizes_freed=True)
 
     def emulated(self, **parts: Any) -> TorchEmulatedSubject:
         """The program on a device, of these parts."""
