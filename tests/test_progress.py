@@ -161,6 +161,27 @@ def test_the_time_is_told_by_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == ["baseline", "timing", "evaluation of plan 1"]
 
 
+def test_the_whole_grows_with_time_once_it_is_known_how_long_all_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a quarter of the time 97% were shown, and stayed so."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    whole = progress.Overall()
+    for phase in range(6):
+        whole.report(f"phase {phase}", 0, 1)
+    now[0] = 10.0
+    whole.expect(50.0)
+    start, done = whole.done(), list[float]()
+    for second in range(11, 100):
+        now[0] = float(second)
+        whole.report(f"phase {second}", 0, 1)
+        done.append(whole.done())
+    assert all(a < b for a, b in pairwise([start, *done]))
+    assert done[19] - start == pytest.approx((done[39] - start) / 2)
+    assert done[39] < done[-1] < 1
+
+
 def test_the_whole_grows_in_every_phase_and_is_not_full_before_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

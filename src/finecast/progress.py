@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from finecast.errors import UsageError
 from finecast.terminal import one_line, safe, write
@@ -21,6 +21,9 @@ _PHASE: Final = 0.15
 """The share of what is left that a phase takes: tune has about a dozen of them."""
 _WAIT_S: Final = 30.0
 """Seconds after which a phase without steps is shown as two thirds done."""
+_LATE: Final = 0.1
+"""The share of what was left that is shown for the time beyond an estimate."""
+_LEAST_LEFT_S: Final = 1.0
 _MOST: Final = 0.99
 """The most that is shown as done before the end."""
 _REDRAWN_S: Final = 0.2
@@ -39,6 +42,19 @@ class Notice(str):
     """A stage that is no work but a remark on it, shown at once: how long it will take."""
 
     __slots__ = ()
+
+
+class ExpectedTime(Notice):
+    """A remark on how long all work takes: about ``most_s`` seconds at most."""
+
+    __slots__ = ("most_s",)
+    most_s: float
+
+    def __new__(cls, text: str, most_s: float) -> Self:
+        """The remark ``text``."""
+        made = super().__new__(cls, text)
+        made.most_s = most_s
+        return made
 
 
 class Detail(Notice):
@@ -120,16 +136,25 @@ class Overall:
     """How much of all work is done, of which no more is known than the phase and its steps.
 
     Laws: it grows in every phase, with steps or with time, never falls, and is below 1 until
-    the end. A phase takes a fixed share of what was left before it.
+    the end. A phase takes a fixed share of what was left before it, until it is known how long
+    all takes: from then on time alone counts.
     """
 
     def __init__(self) -> None:
         self._phase, self._start, self._since = "", 0.0, time.monotonic()
         self._steps = self._most = 0.0
+        self._began, self._left_s = self._since, 0.0
+
+    def expect(self, most_s: float) -> None:
+        """All takes ``most_s`` from the start on; what is left grows with time."""
+        self._start, self._since = self.done(), time.monotonic()
+        self._left_s = max(most_s - (self._since - self._began), _LEAST_LEFT_S)
 
     def report(self, stage: str, done: int, total: int) -> None:
         """As ``Progress``."""
         phase, now = stage.partition(" of ")[0], time.monotonic()
+        if self._left_s:
+            return
         if phase != self._phase:
             left = 1 - self._start
             self._start = max(self._start + _PHASE * left * bool(self._phase), self.done())
@@ -138,6 +163,12 @@ class Overall:
 
     def done(self) -> float:
         """The share that is done now."""
+        if self._left_s:
+            passed = (time.monotonic() - self._since) / self._left_s
+            late = _LATE * (1 - math.exp(min(1 - passed, 0.0)))
+            within = (1 - _LATE) * min(passed, 1.0) + late
+            self._most = max(self._most, self._start + (_MOST - self._start) * within)
+            return self._most
         waited = 1 - math.exp((self._since - time.monotonic()) / _WAIT_S)
         within = self._steps + (1 - self._steps) * waited * bool(self._phase)
         share = self._start + _PHASE * (1 - self._start) * within
@@ -186,6 +217,8 @@ def shown(title: str, *, steps: bool = False) -> Generator[Progress]:
 
         def report(stage: str, done: int, total: int) -> None:
             text = escape(safe(f"{title}: {stage}"))
+            if isinstance(stage, ExpectedTime):
+                whole.expect(stage.most_s)
             if isinstance(stage, Notice):
                 if steps or not isinstance(stage, Detail):
                     bar.console.print(text)

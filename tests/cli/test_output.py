@@ -242,3 +242,18 @@ def test_nothing_in_a_table_is_cut(
     lines = said.splitlines()
     assert lines == [line.rstrip() for line in lines]
     assert max(map(len, lines)) <= max(columns, 75)
+
+
+def test_a_name_that_is_too_long_ends_its_line_after_a_slash(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``convolu`` and ``tion`` stood in two lines, of a name of Keras."""
+    monkeypatch.setenv("COLUMNS", "50")
+    table = output.new_table("", ("op", "format"), ("us",), fold=("op", "format"))
+    output.add_row(table, "sequential_1/conv2d_1_2/convolution +2", "bf16", "145.123")
+    output.add_row(table, "sequential_1/Relu", "bf16", "1")
+    output.write_table(table)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["sequential_1/conv2d_1_2/", "bf16", "145.123"] in lines
+    assert ["convolution", "+2"] in lines
+    assert ["sequential_1/Relu", "bf16", "1"] in lines

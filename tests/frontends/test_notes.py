@@ -87,6 +87,7 @@ def test_scopes_and_lines_of_the_program_are_read() -> None:
         ("no trace", ""),
         ('File "a.py", line 1, in f', "a.py:1 in f"),
         ('File "a.py", line 1, in f\n    x = 1\n', "a.py:1 in f: x = 1"),
+        ('File "/v/lib/site-packages/timm/a.py", line 1, in f', "timm/a.py:1 in f"),
         ('File "a.py", line 1, in f\n    ' + "x" * 999, "a.py:1 in f: " + "x" * 287),
     ],
 )

@@ -182,3 +182,13 @@ def test_a_format_that_was_not_timed_is_no_alternative() -> None:
     analysis = replace(analysis, times={**analysis.times, BF16: np.array([np.inf])})
     text, _ = said(propose(planner, analysis)[0].plan)
     assert text == "kept fp32: no time in another format is known"
+
+
+def test_the_figures_of_an_earlier_analysis_are_replaced() -> None:
+    """As when the errors of single ops are measured after the plan was made."""
+    planner, before = chain([{BF16: 6.0}, {BF16: 20.0}], {BF16: [0.0, 0.0]})
+    _, after = chain([{BF16: 5.0}, {BF16: 19.0}], {BF16: [0.0, 0.0]})
+    for plan in (planner.plan({0: FP32, 1: BF16}, ""), lowest(planner, before)[0].plan):
+        twice = explained(planner, after, explained(planner, before, plan))
+        assert twice.decisions == explained(planner, after, plan).decisions
+        assert "20 us" not in said(twice, "n1")[0]

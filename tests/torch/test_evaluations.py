@@ -219,3 +219,58 @@ def test_convert_tells_of_nan_in_fp32() -> None:
     said = r"the fp32 model gives NaN on random inputs or examples: output '\w+' has \d+ in 32"
     with pytest.warns(UserWarning, match=said):
         ft.convert(Log().eval(), (X,), "all:bf16")
+
+
+class Reshaped(nn.Module):
+    """A module whose graph holds the number of rows, where that is not free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(self.inner(x).relu().reshape(x.shape[0], 16))
+
+
+@pytest.mark.parametrize("examples", [X, X[:1]])
+def test_sizes_that_an_evaluation_varies_are_free(examples: torch.Tensor) -> None:
+    """The search failed at its first plan, for a partial last batch too."""
+    batches = (X, X[:3])
+
+    def accuracy(module: nn.Module) -> float:
+        right = [(module(x).argmax(1) == LABELS[: len(x)]).float().sum() for x in batches]
+        return float(sum(right)) / 11
+
+    result = finecast.tune(
+        Reshaped().eval(),
+        example_inputs=(examples,),
+        evaluate=accuracy,
+        policy="all:bf16",
+        objective="size",
+        tolerance="50%",
+        progress=False,
+    )
+    assert result.improved
+    assert [len(result.model(x)) for x in batches] == [8, 3]
+    assert result.baseline.metric == pytest.approx(accuracy(Reshaped().eval()))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_result_takes_the_partial_last_batch_of_a_data_loader(drop_last: bool) -> None:
+    rows = torch.utils.data.TensorDataset(torch.cat([X, X[:3]]), LABELS.repeat(2)[:11])
+    loader = torch.utils.data.DataLoader(rows, batch_size=8, drop_last=drop_last)
+    result = finecast.tune(
+        Reshaped().eval(),
+        example_inputs=(X,),
+        data=loader,
+        policy="all:bf16",
+        objective="size",
+        tolerance="50%",
+        progress=False,
+    )
+    assert result.improved
+    assert [len(result.model(x)) for x, _ in loader] == [8, 3][: len(loader)]
+    if drop_last:
+        with pytest.raises(UserWarning, match="captured with 8 in axis 0, got 3"):
+            result.model(X[:3])

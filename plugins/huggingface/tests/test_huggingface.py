@@ -168,6 +168,34 @@ def test_a_tuned_model_generates(model: Any, tmp_path: Path) -> None:
     assert len(generated(result.model)[0]) == 13
 
 
+def test_a_tuned_model_is_saved_and_loaded_as_a_folder(model: Any, tmp_path: Path) -> None:
+    """The weights of fp32 were written, without a word."""
+    result = huggingface.tune(
+        model,
+        data=np.random.default_rng(0).integers(0, 64, (4, 65)),
+        length=16,
+        decode_steps=2,
+        engine="onnxruntime",
+        policy="all:int8_dynamic",
+        objective="size",
+        tolerance=0.5,
+        progress=False,
+    )
+    assert result.improved
+    result.model.save_pretrained(tmp_path / "saved")
+    files = {"config.json", "generation_config.json", "model.onnx", "model.plan.json"}
+    assert {file.name for file in (tmp_path / "saved").iterdir()} == files
+    with pytest.raises(UsageError, match="output exists"):
+        result.model.save_pretrained(tmp_path / "saved")
+    again = huggingface.from_pretrained(tmp_path / "saved")
+    assert isinstance(again, type(model))
+    assert generated(again) == generated(result.model)
+    with pytest.raises(UsageError, match="is not written from there"):
+        again.save_pretrained(tmp_path / "again")
+    with pytest.raises(UsageError, match=r"model\.onnx is missing"):
+        huggingface.from_pretrained(tmp_path)
+
+
 def test_generate_is_tried_before_the_search(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ from finecast.naming import number_of
 from finecast.native.artefact import Destination
 from finecast.native.engine_times import EngineTime, faster
 from finecast.native.lock import Runner, lock_files
-from finecast.native.model import OpenedModel, ReadOptions
+from finecast.native.model import OpenedModel, OtherSizesError, ReadOptions
 from finecast.native.opening import plan_beside, study_beside
 from finecast.native.subject import Subject
 from finecast.numbers.formats import Format
@@ -169,22 +169,27 @@ def tuned(
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
         removed += [*misplaced(), *remove_damaged()] if request.price_book else []
         with _noting_trials(study, given):
-            outcome = _searched(given(), how, output, request, study)
+            source = given().fitted(request.data)
+            try:
+                outcome = _searched(source, how, output, request, study)
+            except OtherSizesError as error:
+                source = error.freed()
+                outcome = _searched(source, how, output, request, study)
         requested_files = filter(None, (request.study, request.report))
         outcome = replace(
-            outcome, source=given().source, files=(*requested_files, *outcome.files)
+            outcome, source=source.source, files=(*requested_files, *outcome.files)
         )
         if study is not None or request.report is not None:
             report = outcome.report()
             if study is not None:
                 study.keep(outcome.plan.model, outcome.plan.digest, report.to_json())
             if request.report is not None and request.report.suffix.lower() == ".svg":
-                picture = drawn("picture")(outcome.to_dict(), given().source.name)
+                picture = drawn("picture")(outcome.to_dict(), source.source.name)
                 write_text(request.report, picture)
             elif request.report is not None:
                 report.save(request.report, force=output.force)
     warnings = (*removed, *_told(request, outcome))
-    return savable(replace(outcome, stale=files.stale(), warnings=warnings), given)
+    return savable(replace(outcome, stale=files.stale(), warnings=warnings), lambda: source)
 
 
 @contextmanager

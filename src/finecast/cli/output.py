@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import in_shell
@@ -63,8 +63,11 @@ def write_table(table: Table, *notes: str) -> None:
     from rich.console import Console
 
     stream = results()
+    title, table.title = table.title, None  # it may be wider than the table
     console = Console(file=stream, width=_fitted(table, width()))
     with printing(stream), console.capture() as rendered:
+        if title:
+            console.print(title, width=width())
         console.print(table)
     lines = rendered.get().removesuffix("\n").split("\n")
     # In files and pipes without the blanks that fill up a row: some viewers wrap them.
@@ -152,7 +155,24 @@ def _fitted(table: Table, columns: int) -> int:
     for i, column in enumerate(table.columns):
         column.no_wrap = i in figures
         column.width = widths[i]
+        for text in (t for t in column.cells if isinstance(t, Text) and i not in figures):
+            text.plain = "\n".join(_at_separators(text.plain, widths[i]))
     return max(columns, sum(widths) + beside)
+
+
+def _at_separators(text: str, columns: int) -> Iterator[str]:
+    """The parts of a cell that is wider than its column by a name: they end after a ``/``.
+
+    Other words are wrapped by the table.
+    """
+    words: list[str] = []
+    for word in text.split(" "):
+        rest = word
+        while len(rest) > columns and (cut := rest.rfind("/", 1, columns)) > 0:
+            yield " ".join([*words, rest[: cut + 1]])
+            words, rest = [], rest[cut + 1 :]
+        words.append(rest)
+    yield " ".join(words)
 
 
 def width() -> int:

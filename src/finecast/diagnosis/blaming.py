@@ -28,7 +28,7 @@ from finecast.data.workload import Workload, probed, probed_rows
 from finecast.diagnosis.emulating import reasons
 from finecast.diagnosis.judging import ErrorJudge, Judge, peak_of
 from finecast.engines.base import Array, Session, outputs_on
-from finecast.engines.exact import CachedSession, Exact
+from finecast.engines.exact import RELATIVE_ERROR, CachedSession, Exact
 from finecast.errors import in_shell
 from finecast.graph import Graph, Node
 from finecast.naming import left_out, listed, number_of, percent
@@ -73,8 +73,8 @@ _AS_GOOD: Final = 4.0
 which the best one leaves: one binary digit."""
 
 _BY_DEFINITIONS: Final = (
-    "computed as the ops are defined, in the types of the files: an engine's own kernels are"
-    " judged by --engine NAME"
+    "figures follow from the definitions of the ops, in the types of the file; --engine NAME"
+    " runs the kernels of an engine"
 )
 
 
@@ -206,22 +206,29 @@ class Blame(Report):
     def verdict(self) -> str:
         """What was found, in a sentence."""
         of = f" of {self.worst}" if self.worst else ""
-        on = f" on {number_of(self.samples, 'probed sample')}" if self.samples else ""
-        against = f"{self.figure}{of}{on} {self.value:.6g}, fp32 {self.fp32:.6g}"
+        on = f" on {number_of(self.samples, 'sample')}" if self.samples else ""
+        value, fp32, limit, restored = map(
+            self._shown, (self.value, self.fp32, self.limit, self.restored)
+        )
+        against = f"{self.figure}{of}{on} {value}, fp32 {fp32}"
         if self.passed:
-            return f"nothing to blame: {against}, within the limit of {self.limit:.6g}"
+            return f"nothing to blame: {against}, within the limit of {limit}"
         least = "" if self.is_minimal else " (fewer may do)"
         if self.spread:
             return (
-                f"no small set of ops to blame: {against}, limit {self.limit:.6g}; the error"
+                f"no small set of ops to blame: {against}, limit {limit}; the error"
                 f" is spread: {self.spread} of {number_of(self.ops, 'op')}{least} in fp32 give"
-                f" {self.restored:.6g}"
+                f" {restored}"
             )
         count = number_of(len(self.culprits), "op")
         return (
-            f"{count} to blame{least}: {against}, limit {self.limit:.6g}; with"
-            f" {'it' if len(self.culprits) == 1 else 'them'} in fp32 {self.restored:.6g}"
+            f"{count} to blame{least}: {against}, limit {limit}; with"
+            f" {'it' if len(self.culprits) == 1 else 'them'} in fp32 {restored}"
         )
+
+    def _shown(self, figure: float) -> str:
+        """A figure, an error in percent as in every other verb."""
+        return percent(figure) if self.figure == RELATIVE_ERROR else f"{figure:.6g}"
 
     @property
     def keep(self) -> str:
@@ -238,8 +245,8 @@ class Blame(Report):
     def effort(self) -> str:
         """What it took, in words."""
         return (
-            f"{number_of(self.evaluations, 'evaluation')}, {number_of(self.probes, 'probe')}"
-            f" of {number_of(self.ops, 'op')}, {self.seconds:.1f} s"
+            f"{number_of(self.evaluations, 'evaluation')}, {number_of(self.probes, 'run')} on"
+            f" few samples to rank {number_of(self.ops, 'op')}, {self.seconds:.1f} s"
         )
 
     @property
@@ -265,7 +272,7 @@ class Blame(Report):
                 c.node,
                 c.format,
                 "; ".join(filter(None, (*c.reasons, c.source))),
-                f"{c.alone:.2g}",
+                percent(c.alone, 2),
             )
             for c in self.culprits[:most]
         ]
@@ -525,8 +532,10 @@ def _told(seen: Seen, fmt: Format) -> list[str]:
         return [f"{number_of(seen.spoiled, 'number')} NaN or Inf, finite in fp32"]
     if seen.own <= ROUNDINGS_PER_OP * fmt.unit_roundoff:
         return []
-    rounds = f"{fmt.label} rounds to {fmt.unit_roundoff:.2g}"
-    return [f"errs by {seen.own:.2g} on its own inputs, where {rounds}"]
+    rounds = f"rounding to {fmt.label} explains {percent(fmt.unit_roundoff, 2)}"
+    return [
+        f"its result is off by {percent(seen.own, 2)} on the inputs that it gets; {rounds}"
+    ]
 
 
 _CANCELS: Final = 16.0
@@ -580,7 +589,8 @@ def _first_wrong(low: LowModel, seen: Mapping[int, Seen]) -> WrongResult | None:
 def _wrong(seen: Seen, fmt: Format) -> str:
     """What is wrong with a value."""
     if not seen.spoiled:
-        return f"a relative error of {seen.total:.2g}, {seen.own:.2g} of it its own"
+        total, own = percent(seen.total, 2), percent(seen.own, 2)
+        return f"its relative error is {total}, {own} if its inputs are taken as right"
     text = f"{number_of(seen.spoiled, 'number')} NaN or Inf"
     if seen.largest < overflow_limit(fmt):
         return text

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from finecast.devices.targets import Target
 from finecast.engines.base import Array, Capability, Engine
 from finecast.engines.integers import FUSIONS, engines_for, fuses
+from finecast.engines.known import title_of
 from finecast.engines.probe_models import (
     Probe,
     admitted,
@@ -54,6 +55,7 @@ _ALIKE_RATIO = 1.05
 # By how much a speed has to be above or below the least gain, if not known better.
 _CLEAR = 1.2
 _SLACK = 8.0
+_NO_KERNEL = "no kernel for"
 """Allowed error in unit roundoffs of the result's magnitude: inputs, weights, product, sum
 and activation round once each, and a margin of 1.6 for unlucky cancellation."""
 
@@ -108,9 +110,9 @@ def speed_of(engine: Engine, fmt: Format) -> Speed:
     capability = engine.capability(fmt)
     why = f" ({capability.reason})" if capability.reason else ""
     if not capability.runs or capability.speed is None:
-        return Speed(
-            gains=False, text=f"{engine.name} has no {fmt.label} arithmetic here{why}"
-        )
+        name, missing = title_of(engine.name), _NO_KERNEL in capability.reason
+        text = f"{name} has no {fmt.label} {'kernels' if missing else 'arithmetic'} here"
+        return Speed(gains=False, text=text if missing else f"{text}{why}")
     text = (
         f"{fmt.label} runs at {capability.speed:.2g}x fp32's speed in {engine.name} here{why}"
     )

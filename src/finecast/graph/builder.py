@@ -137,5 +137,6 @@ def source_line(stack_trace: str) -> str:
     own = [frame for frame in frames if "site-packages" not in frame["file"]]
     innermost = (own or frames)[-1]
     code = stack_trace[innermost.end() :].strip().partition("\n")[0]
-    text = f"{innermost['file']}:{innermost['line']} in {innermost['name']}"
+    file = innermost["file"].rpartition("site-packages/")[2]  # as an import names it
+    text = f"{file}:{innermost['line']} in {innermost['name']}"
     return f"{text}: {code}"[:_LONGEST_LINE] if code else text[:_LONGEST_LINE]

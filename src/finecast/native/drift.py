@@ -384,8 +384,8 @@ def _numbers(lock: Lock, deviations: Mapping[str, float]) -> Check:
 def _speed(was: Observed, now: Observed, speedup: float | None) -> Check:
     if was.call_s is None or now.call_s is None:
         return Check(name="speed", state=State.HOLDS, texts=("no time was promised",))
-    text = f"{now.call_s * 1e3:.3f} ms a call, and {was.call_s * 1e3:.3f} when tuned"
-    text += "" if speedup is None else f" (x{speedup:.2f} of fp32 as tune timed it)"
+    text = f"{now.call_s * 1e3:.3f} ms a call; {was.call_s * 1e3:.3f} ms when tuned"
+    text += "" if speedup is None else f", {speedup:.2f} times as fast as fp32"
     slow = now.call_s > SLOWER * was.call_s
     doubts: list[str] = []
     if now.denied:

@@ -53,6 +53,20 @@ Judgement: TypeAlias = "tuple[Graph, Plan, tuple[str, ...]]"
 _NOT_EVALUATED: Final = "its accuracy was not evaluated, which tune --start does"
 
 
+class OtherSizesError(UsageError):
+    """An evaluation calls a module with sizes that it was not captured for.
+
+    Attributes:
+        freed: Gives the module captured anew, with those sizes free.
+    """
+
+    def __init__(
+        self, what: str, *, where: str, fix: str, freed: Callable[[], OpenedModel]
+    ) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.freed = freed
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
     """How a model is read.
@@ -205,6 +219,11 @@ class OpenedModel(ABC):
         """
         option = "--freeze-inputs" if frozen else "--no-freeze-inputs"
         raise UsageError(f"{option} is for ONNX models alone", fix="leave it out")
+
+    def fitted(self, options: DataOptions) -> OpenedModel:
+        """The model, or a form of it that takes every batch of the data."""
+        del options
+        return self
 
     @abstractmethod
     def check(self, output: Destination) -> None:

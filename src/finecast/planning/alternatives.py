@@ -32,6 +32,8 @@ from finecast.solver.labelling import LabelProblem, evaluate
 # Costs below these count as none. A cast takes about a thousand times as long.
 _LEAST_S: Final = 1e-8
 _LEAST_BYTES: Final = 1.0
+_FIGURES: Final = ": "
+"""Between why a plan has a format and what another format would have changed."""
 
 
 class Decider(Enum):
@@ -179,7 +181,8 @@ def explained(
 
     Law: a reason compares the plan with those in which this unit alone has another permitted
     format. What several units would change together is not said. Words of the plan's own,
-    where something other than costs chose the format, stand in front.
+    where something other than costs chose the format, stand in front; figures of an earlier
+    analysis are replaced.
 
     Args:
         planner: Made the plan, or one of the same graph and permissions.
@@ -201,12 +204,21 @@ def explained(
     reasons: dict[str, Reason] = {}
     for unit, members in enumerate(units.members):
         names = [name for n in members if (name := graph.nodes[n].name) in own]
-        for because in {own[name].text for name in names}:
+        words = {name: _own_words(own[name]) for name in names}
+        for because in {*words.values()}:
             reason = compared.reason(unit, because)
-            for name in (n for n in names if own[n].text == because):
+            for name in (n for n in names if words[n] == because):
                 fits = own[name].permits == reason.permits
                 reasons[name] = reason if fits else _beside(own[name], reason)
     return plan.explained(reasons)
+
+
+def _own_words(reason: Reason) -> str:
+    """Why a plan has a format, without the figures that an earlier analysis gave it."""
+    if OPS_IN_KERNEL not in reason.evidence:
+        return reason.text
+    chosen = reason.evidence.get(DECIDED_BY) == Decider.WHOLE.value
+    return reason.text.partition(_FIGURES)[0] if chosen else ""
 
 
 def _beside(own: Reason, of_unit: Reason) -> Reason:
@@ -264,7 +276,7 @@ class _Compared:
             because = "kept fp32"
         return Reason(
             rule=DECISION,
-            text=f"{because}: {text}" if because and text else f"{because}{text}",
+            text=f"{because}{_FIGURES}{text}" if because and text else f"{because}{text}",
             permits=(own.label,),
             evidence={DECIDED_BY: decider.value, **self._evidence(unit, alternatives)},
         )

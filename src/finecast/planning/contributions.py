@@ -38,9 +38,25 @@ _PRODUCTS: Final = frozenset({OpKind.MATMUL, OpKind.CONV})
 _FP32: Final = Format.FP32.label
 _NAMED: Final = 3
 """Ops that are named."""
+_MOST_ALONE: Final = 0.5
+"""Shares of single ops that add up to less leave most of the error without an op."""
 _LEAST_PART: Final = 0.01
 """What has less than this part of the largest figure is not named, nor what would save less
 than this part of the time of all kernels."""
+
+
+def shared_rest(alone: float) -> str:
+    """That most of the error is of no op alone; empty unless ``alone``, all shares, is small.
+
+    A value stays rounded while the op that makes it or an op that reads it is in reduced
+    precision: engines that plan each op by itself, as PyTorch's, have such values.
+    """
+    if alone >= _MOST_ALONE:
+        return ""
+    return (
+        f"the other {1 - max(alone, 0.0):.0%} goes only if neighbouring ops return to fp32"
+        " together"
+    )
 
 
 def error_share(own: str, errors: Mapping[str, float]) -> float:
@@ -190,10 +206,12 @@ class Contributions:
             first.
         kept: Groups in fp32 that would be faster in a lower format, those that would save the
             most time first.
+        alone: The sum of the shares of all groups in reduced precision.
     """
 
     low: tuple[PrecisionGroup, ...] = field(default=())
     kept: tuple[PrecisionGroup, ...] = field(default=())
+    alone: float = 1.0
 
     @classmethod
     def of(cls, plan: Plan) -> Contributions:
@@ -209,6 +227,7 @@ class Contributions:
         return cls(
             low=_most([(g, g.share) for g in groups if g.is_low]),
             kept=_most(kept),
+            alone=sum(one.share for one in groups if one.is_low),
         )
 
     @property
@@ -216,7 +235,8 @@ class Contributions:
         """A line on the ops in reduced precision, one on those in fp32; none if unknown."""
         lines: list[str] = []
         if self.low:
-            lines.append(f"{SHARES_OF}: {self._shares}")
+            told = filter(None, (self._shares, shared_rest(self.alone)))
+            lines.append(f"{SHARES_OF}: {'; '.join(told)}")
         if self.kept:
             named = ", ".join(one.gain_text for one in self.kept)
             lines.append(f"ops in fp32 that would gain the most time: {named}")

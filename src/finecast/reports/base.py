@@ -129,6 +129,8 @@ def _in_python(line: str) -> str:
 
 # ----------------------------------------- lines on the outputs that errors and metrics are of
 
+_HARDLY: Final = 0.0001
+"""A loss that is not told as a number."""
 _LISTED: Final = 4
 """Outputs that are named in one line; JSON has all."""
 
@@ -154,8 +156,17 @@ def output_lines(
         )
     if left_out:
         few = listed(left_out, _LISTED)
-        lines.append(f"not counted, as they copy an input or --of names others: {few}")
+        lines.append(
+            f"outputs without an error, as they copy an input or are not in --of: {few}"
+        )
     return lines
+
+
+def loss_text(loss: float, deviation: float) -> str:
+    """A loss that is expected on other data, with its deviation."""
+    if loss + deviation < _HARDLY:
+        return f"less than {_HARDLY}"
+    return f"{loss:.1g}, give or take {deviation:.1g}"
 
 
 def _listed(figures: Mapping[str, float], text: Callable[[float], str]) -> str:

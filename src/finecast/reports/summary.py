@@ -14,6 +14,8 @@ from finecast.engines.exact import RELATIVE_ERROR
 from finecast.engines.known import title_of
 from finecast.naming import an, enumerated, number_of, percent, percents
 from finecast.numbers.thresholds import MODELLED_GAIN
+from finecast.planning.contributions import shared_rest
+from finecast.reports.base import loss_text
 
 _MOST_DECISIONS: Final = 3
 """Decisions inside the model that are named."""
@@ -145,10 +147,7 @@ def _loss(result: Mapping[str, Any]) -> str:
         )
     elif elsewhere:
         loss, deviation = elsewhere["loss"], elsewhere["deviation"]
-        there = (
-            f"on new data of the same kind expect a loss of {loss:.1g}, give or take"
-            f" {deviation:.1g}"
-        )
+        there = f"on new data of the same kind expect a loss of {loss_text(loss, deviation)}"
     else:
         there = "what it loses on new data was not estimated: --confidence guarantees a limit"
     return f"{here}; {there}."
@@ -166,6 +165,8 @@ def _costs(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) ->
         shares += [f"{how} {enumerated(named)}"] if named else []
     if not shares:
         return _heading(content, limiting)
+    alone = sum(unit["share"] for unit in content["units"] if unit["type"] != _FP32)
+    shares += filter(None, [shared_rest(alone)])
     return f"Where its squared output error comes from: {'; '.join(shares)}."
 
 
@@ -288,15 +289,15 @@ def _gained(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
 
 def _gain(saved_ms: float, casts_ms: float) -> str:
     """What a format saves, as the sum of its kernel's time and that of its casts."""
-    text = f" By the times that the plan was chosen by, it saves {_ms(saved_ms)}"
+    text = f" By profiled times it saves {_ms(saved_ms)}"
     if casts_ms:
         casts = _ms(abs(casts_ms))
         casts = (
             f"less {casts} of casts"
             if casts_ms > 0
-            else f"and casts of {casts} that it spares"
+            else f"and {casts} of casts that are not needed"
         )
-        text += f": {_ms(saved_ms + casts_ms)} of its kernel {casts}"
+        text += f": {_ms(saved_ms + casts_ms)} in its kernel, {casts}"
     return f"{text}."
 
 

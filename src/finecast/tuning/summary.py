@@ -21,7 +21,7 @@ from finecast.measure.environment import cpu_label, environment
 from finecast.naming import enumerated, number_of, percent
 from finecast.numbers.formats import Format
 from finecast.planning.contributions import Contributions
-from finecast.reports.base import TextTable, output_lines
+from finecast.reports.base import TextTable, loss_text, output_lines
 from finecast.reports.summary import kept_here, next_faster, prediction_off
 from finecast.terminal import Verbatim
 from finecast.tuning.goal import MIN_SPEEDUP, Objective
@@ -37,7 +37,7 @@ TF32_TIMES: Final = (
 _MOST_PHASES: Final = 8
 _LEAST_PHASE_S: Final = 0.1
 _MOST_REASONS: Final = 3
-_REMOVED: Final = "no kernel"
+_REMOVED: Final = "none"
 # For objectives whose cost no other column shows: the heading of a column for it, and how its
 # figure is computed from the cost.
 _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
@@ -94,17 +94,13 @@ def comparison(result: Result) -> TextTable:
 
 _MUCH: Final = 1.03
 """From this gain on another form of the output is named first."""
-_HARDLY: Final = 0.0001
-"""A loss that is not told as a number."""
 
 
 def _elsewhere(result: Result, expected: ExpectedLoss) -> str:
     """What is lost on the data given, and what is expected on other data."""
     lost = result.baseline.metric - result.tuned.metric
     here = f"falls by {lost:.2g}" if lost > 0 else f"rises by {-lost:.2g}" if lost else ""
-    more = f"{expected.loss:.1g}, give or take {expected.deviation:.1g}"
-    if expected.loss + expected.deviation < _HARDLY:
-        more = f"less than {_HARDLY}"
+    more = loss_text(expected.loss, expected.deviation)
     return (
         f"{result.metric} {here or 'is unchanged'} on your data; on new data of the same kind"
         f" expect a loss of {more}"
@@ -153,8 +149,8 @@ def _chosen_engine(result: Result) -> list[str]:
         hinted = " by its bf16 hint" if preferred.unsearched_s < preferred.call_s else ""
         there, here = (s * 1e3 for s in (own.call_s, preferred.unsearched_s))
         lines.append(
-            f"{title_of(own.engine)} was chosen: fp32 takes {there:.3g} ms a call there,"
-            f" {here:.3g} in {title_of(preferred.engine)}{hinted}"
+            f"{title_of(own.engine)} was chosen: in a first look fp32 takes {there:.3g} ms a"
+            f" call there, {here:.3g} in {title_of(preferred.engine)}{hinted}"
         )
     alone = own.gain_of_one_thread
     if alone > 1:
@@ -206,7 +202,9 @@ def notes(result: Result) -> list[str]:
     lines += _ran(result)
     if result.engine_times:
         told = ", ".join(time.text for time in result.engine_times)
-        lines.append(f"fp32 by engine, a call: {told}; --engine NAME tunes for another one")
+        lines.append(
+            f"fp32 in a first look, a call: {told}; --engine names the one to tune for"
+        )
     lines += [one.text for one in result.other_engines]
     faster = next_faster(record, result.plan.digest)
     lines += [faster] if faster else []
@@ -238,7 +236,7 @@ def _made_of(result: Result) -> str:
         f"ops: {ops or 'none in fp32'}, and {number_of(result.casts, 'cast')}; search on"
         f" {number_of(machine.cores, 'core')} of {cpu_label(machine)}: {result.seconds:.1f}"
         f" s, {number_of(result.evaluations, 'evaluation')} on all data{reused},"
-        f" {number_of(result.probes, 'probe')}"
+        f" {number_of(result.probes, 'run')} on few samples"
     )
 
 
@@ -285,7 +283,7 @@ def _kept(result: Result) -> list[str]:
 def _ran(result: Result) -> list[str]:
     """A line on the types of the engine's kernels, beside those planned; none if untold.
 
-    Engines fuse ops: an op in fp32 may run inside a kernel on codes.
+    Engines fuse ops: an op in fp32 may run inside a kernel on integers.
     """
     ran = result.ran
     if not ran:
@@ -295,21 +293,11 @@ def _ran(result: Result) -> list[str]:
     )
     planned = Counter(one.format.label for one in result.plan.counted)
     told = "; ".join(
-        f"of {number_of(count, f'{label} op')} "
-        + ", ".join(
-            _run(n, label, into) for (of, into), n in counts.most_common() if of == label
-        )
+        ", ".join(f"{into} for {n}" for (of, into), n in counts.most_common() if of == label)
+        + f" of {number_of(count, f'{label} op')}"
         for label, count in planned.items()
     )
-    return [f"formats in which the engine ran the ops: {told}"]
-
-
-def _run(count: int, label: str, into: str) -> str:
-    """In which kernels ops of a format run: an fp32 op may be fused into one of integers."""
-    if into == _REMOVED:
-        return f"{count} need no kernel" if count > 1 else "1 needs no kernel"
-    inside = label == Format.FP32.label != into
-    return f"{count} inside kernels of {into}" if inside else f"{count} in {into}"
+    return [f"kernels that the engine ran: {told}"]
 
 
 def _phases(phases: Mapping[str, float]) -> list[str]:

@@ -30,7 +30,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Proposal
 from finecast.planning.proposing import lowest, near, propose, stated
-from finecast.progress import Notice, Phases, Progress, silent
+from finecast.progress import ExpectedTime, Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
 from finecast.tuning import measuring
 from finecast.tuning.belief import Belief
@@ -242,7 +242,8 @@ def _tell_time(
     all_s = min(all_s, math.inf if timeout_s is None else timeout_s)
     if all_s >= _LONG_S:
         least, most = (_rounded(s) for s in (all_s / _WITHIN, all_s * _WITHIN))
-        progress(Notice(f"this takes {least} to {most} in all, as it looks now"), 0, 1)
+        remark = f"this takes {least} to {most} in all, as it looks now"
+        progress(ExpectedTime(remark, all_s * _WITHIN), 0, 1)
 
 
 def _rounded(seconds: float) -> str:

@@ -20,7 +20,7 @@ import importlib.util
 import inspect
 import tempfile
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -30,13 +30,13 @@ from typing import Any, Final, TypeAlias, Unpack, cast
 
 import numpy as np
 
-from finecast import Policy, Result, api, get_engine
+from finecast import Plan, Policy, Result, api, get_engine
 from finecast.arguments import checked
 from finecast.calls import checks
 from finecast.data import to_array
 from finecast.engines import DTYPES, Array, Session, candidates
 from finecast.errors import EngineError, UsageError
-from finecast.files import check_writable, writing
+from finecast.files import check_writable, write_text, writing
 from finecast.keywords import NamedKeywords, TuneKeywords
 from finecast.naming import kind_of
 from finecast.rules import DEFAULT_POLICY
@@ -51,7 +51,7 @@ if (
         fix="pip install transformers torch onnxscript",
     )
 
-__all__ = ["export", "generator", "tokens", "tune"]
+__all__ = ["export", "from_pretrained", "generator", "tokens", "tune"]
 
 Data: TypeAlias = "Array | Iterable[str] | Iterable[Sequence[int]]"
 """Texts, or their tokens."""
@@ -66,6 +66,8 @@ _TEXTS: Final = 8
 """Pieces of a call."""
 _KNOWN: Final = ("5.23", "5.24")
 """Versions of transformers whose ``generate`` is tested with tuned models."""
+_FILE: Final = "model.onnx"
+"""The exported model in a folder, as Optimum names it."""
 _EXPERTS: Final = "batched_mm"
 """Of transformers' forms of a mixture of experts, the one that ONNX has operators for."""
 _NEEDLESS: Final = ("use_cache", "return_dict", "cache_position")
@@ -91,7 +93,8 @@ def tune(
     """Find the fastest mixed precision of a causal language model; its ``generate`` runs it.
 
     Laws: ``model`` is unchanged. The result's ``model`` is of the same class, with the same
-    ``generate``; its calls run the tuned ONNX model. Where nothing helps it is ``model``. The
+    ``generate``; its calls run the tuned ONNX model. Where nothing helps it is ``model``.
+    ``result.model.save_pretrained(FOLDER)`` writes the ONNX model beside ``config.json``. The
     type of the cache is decided like those of ops, unless ``policy`` is a ``Policy``.
 
     Args:
@@ -131,7 +134,13 @@ def tune(
     if not result.improved:
         return replace(result, model=model)
     session = get_engine(result.plan.engine).load(result.model.SerializeToString())
-    return replace(result, model=generator(model, session))
+    return replace(result, model=generator(model, session, partial(_write, result)))
+
+
+def _write(result: Result, path: Path) -> None:
+    """Write the tuned model and its plan, which has the engine."""
+    result.save(path)
+    write_text(path.with_suffix(".plan.json"), result.plan.to_json())
 
 
 def _check_generation(model: Any, exported: Any, ids: Array, engine: str | None) -> None:
@@ -351,17 +360,86 @@ def _positions(name: str) -> str:
 
 
 @checks
-def generator(model: Any, session: Session) -> Any:
+def generator(
+    model: Any, session: Session, write: Callable[[Path], object] | None = None
+) -> Any:
     """``model`` with another's computation: of a tuned model that it was exported to.
 
     Law: ``generate`` and every other method is the model's own; only ``forward`` runs
-    ``session``. The weights of ``model`` are shared, and not read.
+    ``session``, and ``save_pretrained`` writes what it runs. The weights of ``model`` are
+    shared, and not read.
+
+    Args:
+        model: A causal language model of transformers.
+        session: Its exported form, loaded in an engine.
+        write: Writes the exported form to a path; without it nothing can be saved.
     """
     made, forward = copy.copy(model), cast("Any", partial(_forward, session, model))
     # transformers asks for the parameters of forward, to know what it may pass.
     forward.__signature__ = inspect.signature(_called)
     made.forward = forward
+    made.save_pretrained = partial(_save_pretrained, model, write)
     return made
+
+
+def _save_pretrained(
+    model: Any, write: Callable[[Path], object] | None, save_directory: str | Path
+) -> None:
+    """Write a tuned model as a folder: configuration, ``model.onnx`` and its plan.
+
+    Raises:
+        UsageError: If the tuned model is not at hand.
+    """
+    if write is None:
+        raise UsageError(
+            "the tuned model is loaded in an engine, and is not written from there",
+            where="save_pretrained",
+            fix="copy the folder or the file that it was loaded from",
+        )
+    folder = Path(save_directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder / _FILE)
+    model.config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+
+
+@checks
+def from_pretrained(folder: str | Path, engine: str | None = None) -> Any:
+    """Load what ``save_pretrained`` of a tuned model wrote; its ``generate`` runs the file.
+
+    Args:
+        folder: A folder with ``config.json`` and ``model.onnx``.
+        engine: ``NAME[:DEVICE]``; by default that of the plan beside the model, or the first
+            one here that runs it.
+
+    Raises:
+        UsageError: If the folder has no such files.
+    """
+    import torch
+
+    transformers: Any = importlib.import_module("transformers")
+    path = Path(folder) / _FILE
+    for file in (path, path.with_name("config.json")):
+        if not file.is_file():
+            raise UsageError(
+                f"{file.name} is missing",
+                where=str(folder),
+                fix="give a folder that save_pretrained of a tuned model wrote",
+            )
+    plan = path.with_suffix(".plan.json")
+    spec = Plan.load(plan).engine if engine is None and plan.is_file() else engine
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    with torch.device("meta"):  # without memory for weights, which are in the file
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    for module in model.modules():
+        for name in module._parameters:
+            module._parameters[name] = torch.nn.Parameter(torch.empty(0), requires_grad=False)
+    if path.with_name("generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(
+            folder, local_files_only=True
+        )
+    return generator(model.eval(), candidates(spec)[0].load(path))
 
 
 def _called(

@@ -56,8 +56,8 @@ class TorchEngine(Engine):
     name: str = NAME
     reads_onnx: bool = False
     untried: str = (
-        "int8 and int8_dynamic_row are tried where they are named, as auto:bf16,int8"
-        " (weights are then frozen), and fp8 and fp8_dynamic_row"
+        "int8 and fp8 are tried only if a policy names them, as auto:bf16,int8; weights are"
+        " then frozen"
     )
     lacking: frozenset[str] = frozenset()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -48,6 +48,23 @@ class ExpectedInput:
 Bounds = Mapping[str, tuple[int, float]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherSizes:
+    """Calls whose tensors have other sizes than the module was captured with.
+
+    Attributes:
+        text: The first of them, in words.
+        args: The positional inputs of that call.
+        kwargs: Its keyword inputs.
+        axes: Which axes of which leaves of the inputs had another size in any call.
+    """
+
+    text: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    axes: frozenset[tuple[int, int]]
+
+
 @dataclass(slots=True, kw_only=True)
 class InputCheck:
     """Looks at a module's inputs before each call; it can be pickled with the module."""
@@ -79,6 +96,31 @@ class InputCheck:
             UsageError: If an input is not what the graph was captured for.
         """
         return _other_sizes(self.expected, self.bounds, tree_leaves((args, kwargs)))
+
+    def other_sizes(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], before: OtherSizes | None
+    ) -> OtherSizes | None:
+        """``before`` and the fixed sizes that this call has otherwise; None if there are none.
+
+        Inputs that differ by more than sizes are left to the call itself.
+        """
+        try:
+            text = self.other_size(args, kwargs)
+        except UsageError:
+            return before
+        if not text:
+            return before
+        leaves = zip(self.expected, tree_leaves((args, kwargs)), strict=True)
+        axes = frozenset(
+            (index, axis)
+            for index, (law, leaf) in enumerate(leaves)
+            if law is not None and law.is_tensor
+            for axis, (size, got) in enumerate(zip(law.sizes, leaf.shape, strict=True))
+            if isinstance(size, int) and size != got
+        )
+        if before is not None:
+            return replace(before, axes=before.axes | axes)
+        return OtherSizes(text=text, args=args, kwargs=kwargs, axes=axes)
 
     def failed(self, error: RuntimeError, args: Any, kwargs: Any) -> Exception:
         """What to raise for an error of the graph on these inputs."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
-from torch.export import ExportedProgram
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.export import ExportedProgram, ShapesCollection
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.data import DataLoader
 
 from finecast.data.options import DataOptions
 from finecast.data.sizes import MOST_LENGTH, MOST_PRODUCTS
@@ -44,7 +45,7 @@ from finecast.frontends.torch import (
 from finecast.frontends.torch.aten import BODIES
 from finecast.frontends.torch.capture import exported
 from finecast.frontends.torch.converted import ConvertedModule, own_tensors, provenance_in
-from finecast.frontends.torch.input_check import check_examples
+from finecast.frontends.torch.input_check import OtherSizes, check_examples, input_check
 from finecast.frontends.torch.native import TorchNative
 from finecast.frontends.torch.reader import device_kind
 from finecast.frontends.torch.runnable import RunnableModule
@@ -273,6 +274,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         calibration: Feeds by whose ranges scales are chosen; empty for the examples.
         tuning: How plans are tried.
         as_program: Whether a result is given back as an exported program, not as a module.
+        sizes_freed: Whether it was captured anew, as an evaluation has calls of other sizes.
     """
 
     library: ClassVar[str] = "PyTorch"
@@ -287,6 +289,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
     calibration: Sequence[Feeds] = ()
     tuning: TuneOptions = TuneOptions()
     as_program: bool = False
+    sizes_freed: bool = False
     signature: ProgramSignature = field(init=False)
 
     def __post_init__(self) -> None:
@@ -368,13 +371,53 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         """The data; of a module in memory the user's metric gets the module itself."""
         if self.given is None or options.evaluate is None:
             return EngineModel.workload(self, options, session)
+        captured = self.file.captured(Policy().label)
         of_module = partial(
             ModuleWorkload,
             known=options.baseline,
             examples=self.examples,
             signature=self.signature,
+            inputs=input_check(captured.module, captured.program),
+            freed=None if self.sizes_freed else self.freed,
         )
         return workload_of(replace(options, rows=self.rows_read), session, of_module)
+
+    def fitted(self, options: DataOptions) -> TorchModel:
+        """With the number of rows free if a DataLoader ends with a partial batch.
+
+        So the result takes all batches of the DataLoader, as the module does.
+        """
+        data: Any = options.data
+        if not isinstance(data, DataLoader) or data.drop_last or not self.gives_modules:
+            return self
+        sizes, rows = {s.shape[0] for s in self.signature.inputs if s.shape}, data.batch_size
+        if rows is None or sizes != {rows} or not isinstance(data.dataset, Sized):
+            return self
+        if len(data.dataset) % rows == 0:
+            return self
+        args, kwargs = self.arguments
+        leaves = enumerate(tree_leaves((args, kwargs)))
+        axes = {(i, 0) for i, leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim}
+        return self.freed(OtherSizes(text="", args=args, kwargs=kwargs, axes=frozenset(axes)))
+
+    def freed(self, other: OtherSizes) -> TorchModel:
+        """The module captured anew, with the sizes free that calls of it differ in.
+
+        It is captured with the inputs of such a call: of one row ``torch.export`` would fix
+        the number. The example inputs, on which it is timed, stay.
+
+        Raises:
+            ModelError: If the module cannot be captured so.
+        """
+        shapes, module = ShapesCollection(), cast("torch.nn.Module", self.file.model)
+        for index, leaf in enumerate(tree_leaves((other.args, other.kwargs))):
+            axes = {axis: torch.export.Dim.AUTO for at, axis in other.axes if at == index}
+            if axes:
+                shapes[leaf] = axes
+        arguments = (other.args, other.kwargs)
+        dynamic_shapes = shapes.dynamic_shapes(module, *arguments)
+        model = of_module(module, arguments, dynamic_shapes=dynamic_shapes)
+        return replace(self, file=model.file, sizes_freed=True)
 
     def emulated(self, **parts: Any) -> TorchEmulatedSubject:
         """The program on a device, of these parts."""

@@ -116,9 +116,9 @@ def waiting_notes(denied: float) -> tuple[str, ...]:
     if not denied or threads == 1 or passive or os.environ.get("GOMP_SPINCOUNT") == "0":
         return ()
     note = (
-        f"PyTorch's {threads} threads spin as they wait for one another, so that beside other"
-        " processes times and speedups are wrong: set OMP_NUM_THREADS=1, or tune on a quiet"
-        " machine"
+        f"times and speeds are wrong on this busy machine, as PyTorch's {threads} threads use"
+        " the processor while they wait for one another: set OMP_NUM_THREADS=1, or tune on a"
+        " quiet machine"
     )
     return (note,)
 

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -33,7 +34,9 @@ from finecast.engines.exact import CachedSession
 from finecast.engines.torch.session import ModuleSession, ProgramSignature
 from finecast.errors import UserCodeError
 from finecast.frontends.torch.draws import fixed_draws
+from finecast.frontends.torch.input_check import InputCheck, OtherSizes
 from finecast.frontends.torch.reader import tensors_digest
+from finecast.native.model import OpenedModel, OtherSizesError
 from finecast.usercode import guarded
 
 Evaluate = Callable[[torch.nn.Module], float]
@@ -51,6 +54,9 @@ class ModuleWorkload(Workload):
         signature: The arguments and results of the module.
         lower_is_better: Whether less of what the function returns is better.
         calibrate: Gives the calibration feeds; None for the example inputs.
+        inputs: The check of a call's inputs.
+        freed: Captures the module anew, with the sizes free that calls differ in; None where
+            that was done already, and is not done again.
         implied: The right classes that the function implies; None where it implies none.
     """
 
@@ -61,6 +67,8 @@ class ModuleWorkload(Workload):
     known: float | None
     examples: Feeds
     signature: ProgramSignature
+    inputs: InputCheck
+    freed: Callable[[OtherSizes], OpenedModel] | None
     lower_is_better: bool = False
     calibrate: CalibrationFunction | None = None
     of: tuple[str, ...] = ()
@@ -83,13 +91,15 @@ class ModuleWorkload(Workload):
 
         Raises:
             UserCodeError: If the function fails, or what it returns for fp32 says nothing.
+            OtherSizesError: If it calls fp32 with sizes that the module was not captured for.
         """
         if reference is None and self.known is not None:
             return self.known
         subject = self._evaluated(session)
         if reference is not None and self.implied is None:
             return self._called(subject)
-        calls, start = RecordedCalls(subject.module), perf_counter()
+        inputs = self.inputs if reference is None and self.freed is not None else None
+        calls, start = RecordedCalls(subject.module, inputs), perf_counter()
         try:
             with calls.recorded():
                 value = self._called(subject)
@@ -100,6 +110,13 @@ class ModuleWorkload(Workload):
                 check_finite(value, self.name)
             return value
         seconds = perf_counter() - start
+        if calls.other_sizes is not None and self.freed is not None:
+            raise OtherSizesError(
+                calls.other_sizes.text,
+                where=self.name,
+                fix="give example_inputs of the sizes that it calls the module with",
+                freed=partial(self.freed, calls.other_sizes),
+            )
         if reference is not None:
             return self._with_margins(value, calls)
         check_baseline(
@@ -188,12 +205,15 @@ class RecordedCalls:
     """The outputs that a module gave in an evaluation.
 
     The module's own ``forward`` is put in another's place for as long as an evaluation takes,
-    so that ``module(x)``, hooks and ``module.forward(x)`` all work as they did.
+    so that ``module(x)``, hooks and ``module.forward(x)`` all work as they did. With
+    ``inputs`` the sizes of the calls are compared with those that the module was captured for.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, inputs: InputCheck | None = None) -> None:
         self.module = module
         self.runs = 0
+        self.other_sizes: OtherSizes | None = None
+        self._inputs = inputs
         self._recording = Recording[Any]()
         self._own: Forward = module.forward
 
@@ -203,6 +223,8 @@ class RecordedCalls:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             key = _key((args, kwargs))  # before the call, which may write to its inputs
+            if self._inputs is not None:
+                self.other_sizes = self._inputs.other_sizes(args, kwargs, self.other_sizes)
             outputs = self._own(*args, **kwargs)
             self.runs += 1
             tensors = [*_tensors(outputs)]

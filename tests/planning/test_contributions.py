@@ -1,0 +1,47 @@
+"""Which ops cost accuracy: shares of single ops, and what is left without an op."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from finecast.numbers.formats import Format
+from finecast.planning.contributions import ERROR_IF, Contributions
+from finecast.planning.plan import Plan
+from finecast.reports.base import loss_text
+from tests.planning.test_alternatives import fastest
+
+
+def plan_of(left: float) -> Plan:
+    """A plan of two ops in bf16 whose squared error is ``left`` with one of them in fp32."""
+    plan = fastest([20.0, 20.0], [0.5, 0.5])
+    figures = {ERROR_IF.format("bf16"): 1.0, ERROR_IF.format("fp32"): math.sqrt(left)}
+    reasons = {
+        one.node: replace(one.reasons[0], evidence={**one.reasons[0].evidence, **figures})
+        for one in plan.decisions
+    }
+    assert {one.format for one in plan.decisions} == {Format.BF16}
+    return plan.explained(reasons)
+
+
+REST = "; the other 96% goes only if neighbouring ops return to fp32 together"
+
+
+@pytest.mark.parametrize(
+    ("left", "told"),
+    [
+        (0.5, "n0 (bf16) 50%, n1 (bf16) 50%"),
+        (0.98, f"n0 (bf16) 2%, n1 (bf16) 2%{REST}"),
+    ],
+)
+def test_error_of_no_op_alone_is_reported(left: float, told: str) -> None:
+    """In PyTorch a value stays rounded until the ops on both sides of it are in fp32."""
+    first, *_ = Contributions.of(plan_of(left)).lines
+    assert first == f"shares of the squared output error: {told}"
+
+
+def test_a_loss_that_is_hardly_one_is_no_figure() -> None:
+    assert loss_text(0.0, 0.00002) == "less than 0.0001"
+    assert loss_text(0.004, 0.001) == "0.004, give or take 0.001"
