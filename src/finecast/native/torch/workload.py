@@ -54,7 +54,7 @@ class ModuleWorkload(Workload):
         signature: The arguments and results of the module.
         lower_is_better: Whether less of what the function returns is better.
         calibrate: Gives the calibration feeds; None for the example inputs.
-        inputs: The check of a call's inputs.
+        inputs: The check of a call's inputs; None for none.
         freed: Captures the module anew, with the sizes free that calls differ in; None where
             that was done already, and is not done again.
         implied: The right classes that the function implies; None where it implies none.
@@ -67,10 +67,10 @@ class ModuleWorkload(Workload):
     known: float | None
     examples: Feeds
     signature: ProgramSignature
-    inputs: InputCheck
-    freed: Callable[[OtherSizes], OpenedModel] | None
     lower_is_better: bool = False
     calibrate: CalibrationFunction | None = None
+    inputs: InputCheck | None = None
+    freed: Callable[[OtherSizes], OpenedModel] | None = None
     of: tuple[str, ...] = ()
     slices: int | None = None
     groups: Indices | None = field(default=None, compare=False)
