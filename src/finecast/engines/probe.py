@@ -54,8 +54,8 @@ _ALIKE = 4
 _ALIKE_RATIO = 1.05
 # By how much a speed has to be above or below the least gain, if not known better.
 _CLEAR = 1.2
-_SLACK = 8.0
 _NO_KERNEL = "no kernel for"
+_SLACK = 8.0
 """Allowed error in unit roundoffs of the result's magnitude: inputs, weights, product, sum
 and activation round once each, and a margin of 1.6 for unlucky cancellation."""
 
