@@ -182,64 +182,71 @@ def test_a_kernel_of_two_products_reads_codes_for_both(
     assert sorted(reading_floats(graph, [kernel], planned)) == says
 
 
-def test_a_product_that_is_not_run_so_says_why(tmp_path: Path) -> None:
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
     """The other product by x takes codes with a zero point, and values have one encoding."""
     skip_without_int8()
-    net = write_drawn(tmp_path / "net.onnx", SHARED, {"w": (64, 64)})
-    x = DATA["x"] + np.float32(1)
-    done = api.convert(net, None, "all:int8", data={"x": x}, engine="openvino", verify=False)
+    return write_drawn(tmp_path / "shared.onnx", SHARED, {"w": (64, 64)})
+
+
+SHIFTED = {"x": DATA["x"] + np.float32(1)}
+BESIDE = "'gram' keeps bf16: planned in int8, openvino runs it in fp32 all the same"
+
+
+def test_a_product_that_is_not_run_so_says_why(shared: Path) -> None:
+    done = api.convert(shared, None, "all:int8", data=SHIFTED, engine="openvino", verify=False)
     assert coded(done.plan) == ["other"]
     (said,) = (d.reasons[-1].text for d in done.plan.decisions if d.node == "gram")
     assert said == "planned in int8, openvino runs it in fp32 all the same"
 
 
-BESIDE = "keeps bf16: planned in int8, openvino runs it in fp32 all the same"
-
-
-def test_a_product_that_is_not_run_so_beside_bf16_has_bf16(net: Path) -> None:
-    """Alone it runs in int8: the mixed plan is tried, too, and converted without it."""
-    skip_without_int8()
-    done = api.convert(net, None, "all:int8,bf16", data=DATA, engine="openvino")
-    assert coded(done.plan) == [name for name in CODED if name != "mixed"]
-    assert done.plan.formats["mixed"] is Format.BF16
-    assert [note for note in done.warnings if "all the same" in note] == [f"'mixed' {BESIDE}"]
+def test_a_product_that_is_not_run_so_beside_bf16_has_bf16(shared: Path) -> None:
+    done = api.convert(shared, None, "all:int8,bf16", data=SHIFTED, engine="openvino")
+    assert coded(done.plan) == ["other"]
+    assert done.plan.formats["gram"] is Format.BF16
+    assert [note for note in done.warnings if "all the same" in note] == [BESIDE]
     assert done.verified.engine == "openvino"
 
 
-def test_a_product_that_was_asked_for_in_int8_is_refused_there(net: Path) -> None:
+def test_attention_beside_bf16_runs_in_int8_whole(net: Path) -> None:
+    """Values between its products are copied in front of a cast, so that kernels part there."""
     skip_without_int8()
-    with pytest.raises(EngineError, match=r"'mixed' is planned in int8 .*runs it in fp32"):
+    done = api.convert(net, None, "all:int8,bf16", data=DATA, engine="openvino")
+    assert coded(done.plan) == CODED
+    assert not any("all the same" in note for note in done.warnings)
+
+
+def test_a_product_that_was_asked_for_in_int8_is_refused_there(shared: Path) -> None:
+    with pytest.raises(EngineError, match=r"'gram' is planned in int8 .*runs it in fp32"):
         api.convert(
-            net,
+            shared,
             None,
             "all:int8,bf16",
-            data=DATA,
+            data=SHIFTED,
             engine="openvino",
-            user_rules={"mine": lambda node: "int8" if node.name == "mixed" else None},
+            user_rules={"mine": lambda node: "int8" if node.name == "gram" else None},
         )
 
 
 def test_a_plan_that_verification_finds_unfit_is_made_again(
-    net: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What no trial of lowest plans showed is taken out as the result is verified."""
-    skip_without_int8()
     monkeypatch.setattr(conversion, "drop_unfit", lambda _source, planner, *_: planner)
-    done = api.convert(net, None, "all:int8,bf16", data=DATA, engine="openvino")
-    assert done.plan.formats["mixed"] is Format.BF16
-    assert f"'mixed' {BESIDE}" in done.warnings
+    done = api.convert(shared, None, "all:int8,bf16", data=SHIFTED, engine="openvino")
+    assert done.plan.formats["gram"] is Format.BF16
+    assert BESIDE in done.warnings
 
 
-def test_tune_leaves_it_out_as_convert_does(net: Path) -> None:
-    skip_without_int8()
+def test_tune_leaves_it_out_as_convert_does(shared: Path) -> None:
     found = api.tune(
-        net,
-        data=DATA,
+        shared,
+        data=SHIFTED,
         metric="cosine",
         tolerance=0.1,
         policy="all:int8,bf16",
         objective="size",
         engine="openvino",
     )
-    assert f"'mixed' {BESIDE}" in found.warnings
+    assert BESIDE in found.warnings
     assert not any("a plan was dropped" in note for note in found.warnings)
