@@ -209,7 +209,7 @@ def test_a_product_that_is_not_run_so_beside_bf16_has_bf16(shared: Path) -> None
 
 
 def test_attention_beside_bf16_runs_in_int8_whole(net: Path) -> None:
-    """Values between its products are copied in front of a cast, so that kernels part there."""
+    """Values between its products are copied in front of a cast: kernels part there."""
     skip_without_int8()
     done = api.convert(net, None, "all:int8,bf16", data=DATA, engine="openvino")
     assert coded(done.plan) == CODED
@@ -217,7 +217,7 @@ def test_attention_beside_bf16_runs_in_int8_whole(net: Path) -> None:
 
 
 def test_a_product_that_was_asked_for_in_int8_is_refused_there(shared: Path) -> None:
-    with pytest.raises(EngineError, match=r"'gram' is planned in int8 .*runs it in fp32"):
+    with pytest.raises(EngineError, match=r"'gram' is planned in int8, .*runs it in fp32"):
         api.convert(
             shared,
             None,
