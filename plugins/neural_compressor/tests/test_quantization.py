@@ -31,9 +31,7 @@ from finecast_neural_compressor import (
 )
 from tests.kernels import skip_without_int8
 from tests.native.drawn import write_drawn
-from tests.native.test_int8_attention import DATA as ATTENTION_DATA
-from tests.native.test_int8_attention import NET as ATTENTION
-from tests.native.test_int8_attention import SHAPES as ATTENTION_SHAPES
+from tests.native.test_int8_attention import SHARED, SHIFTED
 
 pytestmark = pytest.mark.skipif(not installed("openvino"), reason="needs OpenVINO")
 
@@ -131,13 +129,12 @@ def test_what_is_no_int8_becomes_bf16(tmp_path: Path) -> None:
 
 
 def test_an_op_that_does_not_run_in_int8_beside_bf16_is_named(tmp_path: Path) -> None:
-    attention = write_drawn(tmp_path / "net.onnx", ATTENTION, ATTENTION_SHAPES)
-    feeds = [(ATTENTION_DATA, 0)]
-    with pytest.warns(UserWarning, match="mixed. keeps bf16: planned in int8, openvino"):
+    shared = write_drawn(tmp_path / "net.onnx", SHARED, {"w": (64, 64)})
+    with pytest.warns(UserWarning, match="gram. keeps bf16: planned in int8, openvino"):
         found = quantization.fit(
-            str(attention), PostTrainingQuantConfig(), calib_dataloader=feeds
+            str(shared), PostTrainingQuantConfig(), calib_dataloader=[(SHIFTED, 0)]
         )
-    assert found.plan.formats["mixed"] is Format.BF16
+    assert found.plan.formats["gram"] is Format.BF16
 
 
 def test_excluded_precisions() -> None:
