@@ -82,16 +82,7 @@ class _Share(MeanMetric):
         if scores.dtype.kind in "biuOSU" or few or self._without_margin:
             self._without_margin, self._margins = True, []
             return
-        wide = scores.astype(np.result_type(scores.dtype, np.float32))
-        own = np.take_along_axis(
-            wide, np.where(counted, right, 0).astype(np.intp)[..., None], axis=-1
-        )
-        best = wide.argmax(axis=-1)[..., None]
-        first = np.take_along_axis(wide, best, axis=-1)
-        np.put_along_axis(wide, best, -np.inf, axis=-1)
-        other = np.where(own == first, wide.max(axis=-1, keepdims=True), first)
-        with np.errstate(invalid="ignore"):  # Inf less Inf is no margin
-            margins = (own.astype(np.float64) - other)[..., 0]
+        margins = ahead(scores, np.where(counted, right, 0).astype(np.intp))
         self._margins.append(margins[np.broadcast_to(counted.astype(bool), margins.shape)])
 
     def _see(self, decided: Array) -> None:
@@ -439,6 +430,19 @@ class Spearman:
                 ),
             )
         return warnings
+
+
+def ahead(scores: Array, classes: Indices) -> Floats:
+    """The score of a class less the largest other one; scores lie along the last axis."""
+    wide = scores.astype(np.result_type(scores.dtype, np.float32))
+    own = np.take_along_axis(wide, classes[..., None], axis=-1)
+    best = wide.argmax(axis=-1)[..., None]
+    first = np.take_along_axis(wide, best, axis=-1)
+    np.put_along_axis(wide, best, -np.inf, axis=-1)
+    other = np.where(own == first, wide.max(axis=-1, keepdims=True), first)
+    with np.errstate(invalid="ignore"):  # Inf less Inf is no margin
+        margins: Floats = (own.astype(np.float64) - other)[..., 0]
+    return margins
 
 
 def margins_of(metric: object) -> Floats | None:

@@ -248,9 +248,10 @@ class Recording(Generic[T]):
         recording._kept = self._kept
         return recording
 
-    def exchanged(self, outputs: Sequence[T]) -> Recording[T]:
-        """The same calls with other outputs, whatever their inputs are."""
-        recording = Recording[T]()
+    @classmethod
+    def of(cls, outputs: Sequence[T]) -> Recording[T]:
+        """Calls with these outputs, whatever their inputs are."""
+        recording = cls()
         recording._kept = [(b"", output) for output in outputs]
         return recording
 

@@ -22,8 +22,9 @@ from typing import Final
 
 import numpy as np
 
+from finecast.data.decisions import ahead
 from finecast.data.metrics import Score
-from finecast.data.samples import Floats, Indices
+from finecast.data.samples import Indices
 from finecast.engines.base import Array
 from finecast.planning.sensitivity import is_float
 
@@ -72,7 +73,7 @@ class ImpliedLabels:
             return value
         margins = np.full(len(rows), -np.inf)
         known = self.classes >= 0
-        margins[known] = _margins(rows[known], self.classes[known])
+        margins[known] = ahead(rows[known], self.classes[known])
         # The value tells how many of the others are right, far from their borders.
         right = round(value / self.whole * len(rows)) - np.count_nonzero(margins > 0)
         margins[np.flatnonzero(~known)[: max(right, 0)]] = np.inf
@@ -160,7 +161,7 @@ class _Asked:
         Decisions next to their borders are asked for first.
         """
         best, second = self._two
-        order = np.argsort(_margins(self.rows, best), kind="stable")
+        order = np.argsort(ahead(self.rows, best), kind="stable")
         wins = np.zeros(len(order), np.intp)  # of each decision, in this order
         total, rng = self._wins(order), np.random.default_rng(0)
         if not total:
@@ -216,12 +217,3 @@ def _rows(outputs: Sequence[Array]) -> Array | None:
         return None
     rows = np.concatenate([a.reshape(-1, a.shape[-1]) for a in outputs])
     return rows if len(rows) <= _MOST_DECISIONS else None
-
-
-def _margins(rows: Array, classes: Indices) -> Floats:
-    """The score of a class less the largest other one, by row."""
-    wide = rows.astype(np.float64)
-    own = np.take_along_axis(wide, classes[:, None], axis=-1)[:, 0]
-    np.put_along_axis(wide, classes[:, None], -np.inf, axis=-1)
-    with np.errstate(invalid="ignore"):  # Inf less Inf is no margin
-        return own - wide.max(axis=-1)

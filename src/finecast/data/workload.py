@@ -164,7 +164,7 @@ class Run:
         again = Run(self._session)
         calls = zip(self.outputs, arrays, strict=True)
         outputs = [{**call, name: array} for call, array in calls]
-        again._replay = Recording[dict[str, Array]]().exchanged(outputs)
+        again._replay = Recording[dict[str, Array]].of(outputs)
         again._replace = np.asarray
         return again
 

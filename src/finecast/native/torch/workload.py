@@ -283,7 +283,7 @@ class RecordedCalls:
             trees.append(
                 tree_map(lambda leaf, old=old, new=new: new if leaf is old else leaf, tree)
             )
-        with self._given(self._recording.exchanged(trees), lambda leaf: leaf):
+        with self._given(Recording[Any].of(trees), lambda leaf: leaf):
             yield
 
     @contextmanager
