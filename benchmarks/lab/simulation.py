@@ -119,7 +119,7 @@ class Simulation:
         net, rng = self.net, self._rng("profile")
         planner, rows = net.planner, np.arange(assumed.CALIBRATION)
         profile: dict[Format, Mapping[str, float]] = {}
-        lowest_s, errors = math.inf, dict[Format, float]()
+        errors: dict[Format, float] = {}
         for fmt, kernels in net.profile.items():
             noise = np.exp(assumed.PROFILE_NOISE * rng.standard_normal(len(kernels)))
             seen = np.array([*kernels.values()]) * noise
@@ -128,13 +128,11 @@ class Simulation:
             loaded = self.load(plan)
             self.clock.spend(assumed.PROFILE_RUNS * loaded.call_s)
             if fmt is not Format.FP32:
-                lowest_s = min(lowest_s, loaded.call_s)
                 errors[fmt] = float(np.mean(self.deviations(loaded, rows) ** 2))
         return Times(
             units=net.units,
             points=net.points,
             cost=net.predicted_cost(profile),
-            lowest_s=lowest_s,
             errors=errors,
         )
 

@@ -67,10 +67,6 @@ def test_weights_that_gain_nothing_are_left_out(
     assert found.low.keys() == low_s.keys() - set(slow)
 
 
-def test_the_lowest_plan_is_as_fast_as_the_fastest_of_a_format() -> None:
-    assert profile(1.0, {Format.BF16: 2.0, WEIGHTS: 0.5}).low_s == 5.5
-
-
 @dataclass
 class Drifting(Session):
     """A session on a machine that gets slower with each profile that is taken."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -316,7 +315,7 @@ def _auto_plan(
             prepared, planner, RooflineCost(target=load_target(local_target()))
         )
     times = Times.measured(planner, profiles, engine, {})
-    return fastest_plan(planner, replace(times, lowest_s=math.inf).analysis(prepared, planner))
+    return fastest_plan(planner, times.analysis(prepared, planner))
 
 
 def _modelled_plan(

@@ -21,6 +21,7 @@ from finecast.measure.prices import PriceBook
 from finecast.measure.timing import Demand
 from finecast.native.source import Source
 from finecast.numbers.formats import Format
+from finecast.ops import by_name
 from finecast.planning.cost import (
     MEASURED_CAST_BANDWIDTH_GB_S,
     MEASURED_CAST_OVERHEAD_S,
@@ -62,11 +63,6 @@ class Profiles:
     high: Sequence[KernelTime]
     low: Mapping[Format, Sequence[KernelTime]]
     errors: Mapping[Format, float] = field(default_factory=dict[Format, float])
-
-    @property
-    def low_s(self) -> float:
-        """Seconds of the fastest of the lowest plans."""
-        return min(_total_s(kernels) for kernels in self.low.values())
 
     def without_slow_formats(self) -> tuple[Profiles, tuple[Format, ...]]:
         """The profiles without formats for constants alone that gain nothing, and these.
@@ -249,7 +245,7 @@ def measured_cost(
     facts: Mapping[int, ValueFacts],
     widened: frozenset[Format] = frozenset(),
 ) -> MeasuredCost:
-    """Times by node: a kernel's time is shared evenly by the ops in it.
+    """Times by node: a kernel's time is shared evenly by the products in it, or all its ops.
 
     Args:
         graph: The graph.
@@ -258,14 +254,15 @@ def measured_cost(
         facts: Facts of values by id, of which the shapes are used.
         widened: Formats that the engine turns into fp32 as it loads a model.
     """
-    known = {n.name for n in graph.nodes}
+    is_product = {n.name: by_name(n.op).matmul_engine for n in graph.nodes}
     times: dict[Format, dict[str, float]] = {}
     for fmt, kernels in ((Format.FP32, profiles.high), *profiles.low.items()):
         shares = times.setdefault(fmt, {})
         for kernel in kernels:
-            inside = [name for name in kernel.ops if name in known]
-            for name in inside:
-                shares[name] = shares.get(name, 0.0) + kernel.time_s / len(inside)
+            inside = [name for name in kernel.ops if name in is_product]
+            bearing = [name for name in inside if is_product[name]] or inside
+            for name in bearing:
+                shares[name] = shares.get(name, 0.0) + kernel.time_s / len(bearing)
     # The rate of casts between floats, if there are any; formats for constants need no casts.
     lows = sorted((f for f in profiles.low if f.encodes_values), key=lambda f: f.runs_on_codes)
     rate = casts(lows[0].reads) if lows else CastRate()

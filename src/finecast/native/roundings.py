@@ -68,14 +68,12 @@ class Times:
         units: Ops that run in one kernel, and so are one decision.
         points: Where plans round, by format.
         cost: Seconds of ops and casts.
-        lowest_s: Measured seconds of the fastest of the lowest plans; infinite if unknown.
         errors: Measured squared errors of the lowest plans, by format.
     """
 
     units: Units
     points: Points
     cost: CostModel
-    lowest_s: float = math.inf
     errors: Mapping[Format, float] = field(default_factory=dict[Format, float])
 
     @classmethod
@@ -103,7 +101,6 @@ class Times:
             cost=measured_cost(
                 graph, profiles, partial(measure_casts, engine, book=book), facts, widened
             ),
-            lowest_s=profiles.low_s,
             errors=profiles.errors,
         )
 
@@ -150,7 +147,6 @@ class Times:
                 for fmt, where in self.points.items()
             },
             io=io,
-            lowest_s=self.lowest_s,
             probes=sum(s.probes for s in sensitivities.values()),
         )
         return replace(analysis, carried=carried)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -133,7 +132,6 @@ class Analysis:
         rounded: Output errors of rounding to each low format.
         io: Declared formats of inputs and outputs, by value id.
         carried: The unit that decides the format of an input or output, by value id.
-        lowest_s: Predicted seconds of the plan in which every op that may be low is.
         probes: Number of runs of the model that measured the errors.
         shapes: Observed shapes of values, by id.
         priced: What the costs count.
@@ -150,7 +148,6 @@ class Analysis:
     rounded: Mapping[Format, Roundings]
     io: Mapping[int, Format] = field(default_factory=dict[int, Format])
     carried: Mapping[int, int] = field(default_factory=dict[int, int])
-    lowest_s: float = math.inf
     probes: int = 0
     shapes: Shapes = field(default_factory=dict[int, Shape])
     priced: Priced = Priced.TIME
@@ -179,7 +176,6 @@ class Analysis:
         rounded: Mapping[Format, Roundings],
         *,
         io: Mapping[int, Format] | None = None,
-        lowest_s: float = math.inf,
         probes: int = 0,
     ) -> Analysis:
         """An analysis with the times of a cost model."""
@@ -189,7 +185,6 @@ class Analysis:
             cast_time=cost.cast_time_s,
             rounded=rounded,
             io=io or {},
-            lowest_s=lowest_s,
             probes=probes,
             shapes=cost.shapes,
             stored=cost.stored,

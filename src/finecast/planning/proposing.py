@@ -169,7 +169,8 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
         )
         low = sorted(plan.low_formats, key=[*formats, *Format].index)
         name = f"{', '.join(f.label for f in low or [Format.FP32])} where supported"
-        proposals.append(Proposal(name=name, plan=plan, time_s=analysis.lowest_s, error=error))
+        time_s = evaluate(problem, labels_of(planner, analysis, problem, plan)).time_s
+        proposals.append(Proposal(name=name, plan=plan, time_s=time_s, error=error))
     return proposals
 
 

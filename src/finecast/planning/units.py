@@ -1,7 +1,8 @@
 """Units of ops: the solver chooses one format for each.
 
 Ops that the engine runs in one kernel form a unit, because a cast between them would break the
-kernel apart.
+kernel apart. A kernel on integers gives its sum in a float format, so that an op which adds a
+further value to that sum, as a residual connection does, may be on integers or not.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def make_units(
 ) -> Units:
     """Units of the nodes that may be low; nodes of one kernel are in one unit.
 
-    In a kernel with an op on codes so are ops that stay fp32: they read its result.
+    In a kernel with an op on codes so are ops that stay fp32: they read its result. An op
+    that adds a further value to a product begins a unit of its own.
 
     Args:
         graph: The graph.
@@ -60,11 +62,33 @@ def make_units(
 
     sets = DisjointSet(free)
     for kernel in kernels:
-        inside = [i for i in kernel if i in free]
-        for other in inside[1:]:
-            if _stored(free[other]) == _stored(free[inside[0]]):
-                sets.merge(inside[0], other)
+        for together in _segments(graph, [i for i in kernel if i in free], free):
+            for other in together[1:]:
+                if _stored(free[other]) == _stored(free[together[0]]):
+                    sets.merge(together[0], other)
     return Units.of_sets(sets.subsets())
+
+
+def _segments(
+    graph: Graph, kernel: Iterable[int], formats: Mapping[int, frozenset[Format]]
+) -> list[list[int]]:
+    """The ops of a kernel in order, divided where it reads a further value.
+
+    Law: a division is behind a product, and in front of an op that may be on codes and reads
+    a value which no op of the kernel makes. Whether that op reads codes of it does not change
+    what the product reads and gives.
+    """
+    inside, segments, is_behind = frozenset(kernel), list[list[int]]([[]]), False
+    for number in sorted(inside):
+        node = graph.nodes[number]
+        if by_name(node.op).matmul_engine:
+            is_behind = True
+        elif is_behind and any(f.runs_on_codes for f in formats[number]):
+            read = [v for v in graph.following_inputs(node) if v.constant is None]
+            if any(v.producer not in inside for v in read):
+                segments.append([])
+        segments[-1].append(number)
+    return segments
 
 
 def _beside_codes(

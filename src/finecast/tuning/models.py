@@ -14,7 +14,7 @@ from finecast.native.subject import Built, Subject
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Proposal
-from finecast.planning.proposing import sharpened
+from finecast.planning.proposing import predicted_cost, sharpened
 from finecast.processes.memory import loaded_bytes, most_loaded_bytes, packed
 from finecast.progress import Progress
 from finecast.tuning import measuring
@@ -164,10 +164,7 @@ class PlanModels:
         ]
 
     def _predicted(self, unique: Mapping[str, Proposal]) -> list[Candidate]:
-        """Candidates with predicted costs.
-
-        A plan without a predicted cost counts as the fastest: all is low in it.
-        """
+        """Candidates with predicted costs."""
         assert self.analysis is not None
         self.fp32 = self.exact_s
         return [
@@ -176,7 +173,9 @@ class PlanModels:
                 plan=p.plan,
                 error=p.error,
                 cost=(
-                    time_s := p.time_s if math.isfinite(p.time_s) else self.analysis.lowest_s
+                    time_s := p.time_s
+                    if math.isfinite(p.time_s)
+                    else predicted_cost(self.planner, self.analysis, p.plan)
                 ),
                 latency_s=time_s,
                 casts=self.built[digest].casts,
