@@ -12,7 +12,7 @@ from finecast.planning.alternatives import explained
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Priced, Roundings
-from finecast.planning.proposing import lowest, propose
+from finecast.planning.proposing import lowest, predicted_cost, propose
 from finecast.planning.units import make_units
 from finecast.rules import Permission
 from finecast.rules.policy import Policy
@@ -175,6 +175,16 @@ def test_lowest_plans_are_named_by_the_formats_that_their_ops_have() -> None:
     only = Permission(formats=frozenset({FP32, INT8}), reasons=())
     mixed = replace(planner, permissions={**planner.permissions, 1: only})
     assert lowest(mixed, analysis)[0].name == "bf16, int8 where supported"
+
+
+def test_lowest_plans_are_as_fast_as_their_own_kernels() -> None:
+    planner, analysis = chain(
+        [{BF16: 3.0, INT8: 5.0}] * 2, {BF16: [0.0, 0.0], INT8: [0.0] * 2}
+    )
+    by_name = {p.name: p for p in lowest(planner, analysis)}
+    bf16, int8 = (by_name[f"{fmt.label} where supported"] for fmt in (BF16, INT8))
+    assert bf16.time_s == predicted_cost(planner, analysis, bf16.plan)
+    assert bf16.time_s > int8.time_s
 
 
 def test_a_format_that_was_not_timed_is_no_alternative() -> None:

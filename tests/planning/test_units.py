@@ -77,6 +77,42 @@ def test_a_kernel_with_weights_decoded_to_bf16_is_one_unit_of_their_format() -> 
     assert deciding([made[n] for n in kernel]) == {coded}
 
 
+RESIDUAL = from_text("""\
+input %0 x fp32[4, 4]
+constant %1 w fp32[4, 4] size=16 largest=1.0 smallest_nonzero=0.1
+constant %2 b fp32[4] size=4 largest=0.5 smallest_nonzero=0.5
+node mm matmul onnx::MatMul fp32 (%0, %1) -> (%3 a fp32[4, 4])
+node bias add onnx::Add fp32 (%3, %2) -> (%4 c fp32[4, 4])
+node sum add onnx::Add fp32 (%4, %0) -> (%5 d fp32[4, 4])
+node act relu onnx::Relu fp32 (%5) -> (%6 y fp32[4, 4])
+output %6
+""")
+
+
+@pytest.mark.parametrize(
+    ("on_codes", "expected"),
+    [
+        ({"mm", "sum"}, [{"mm", "bias"}, {"sum", "act"}]),
+        ({"mm"}, [{"mm", "bias", "sum", "act"}]),
+        ({"sum"}, [{"mm", "bias"}, {"sum", "act"}]),
+        (set(), [{"mm", "bias", "sum", "act"}]),
+    ],
+)
+def test_a_further_value_is_on_codes_or_not_by_itself(
+    on_codes: set[str], expected: list[set[str]]
+) -> None:
+    """A sum with a residual, in one kernel with a product, where it may be on codes."""
+    codes = Format.INT8
+    allowed = {
+        n.id: Permission(formats=BOTH | ({codes} if n.name in on_codes else set()), reasons=())
+        for n in RESIDUAL.float_nodes
+    }
+    kernel = [n.id for n in RESIDUAL.nodes]
+    units = make_units(RESIDUAL, allowed, (Format.BF16, codes), [kernel])
+    groups = [{RESIDUAL.nodes[i].name for i in members} for members in units.members]
+    assert groups == expected
+
+
 def test_an_op_that_must_be_low_does_not_force_its_kernel() -> None:
     allowed = permissions(GRAPH)
     allowed[IDS["mul"]] = Permission(formats=frozenset({Format.BF16}), reasons=())
