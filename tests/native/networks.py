@@ -149,8 +149,8 @@ def _half_in_low(monkeypatch: pytest.MonkeyPatch) -> None:
     from finecast.native import engine_subject, roundings
 
     def cost(graph: Graph, *_: object) -> MeasuredCost:
-        shares = ((Format.FP32, 2e-3), (Format.BF16, 1e-3))
-        times = {fmt: {n.name: s for n in graph.nodes} for fmt, s in shares}
+        shares = {fmt: 1e-3 if fmt is Format.BF16 else 2e-3 for fmt in Format}
+        times = {fmt: {n.name: s for n in graph.nodes} for fmt, s in shares.items()}
         return MeasuredCost(times_s=times, cast_overhead_s=1e-6, cast_bandwidth_gb_s=1e3)
 
     def times(_: object, built: Mapping[str, Built], *__: object) -> Race:
