@@ -77,9 +77,10 @@ class SearchStep:
 
     Attributes:
         what: ``race`` or ``evaluation`` of a plan, ``errors of ops``, or ``end``.
-        plan: The name of the plan, if it is of one.
+        plan: The name of the plan that is measured; of the end, the fastest one that passed.
         gain: The share of the time of a call that the plan was predicted to save, over the
-            fastest plan that had passed by then; over fp32 before any had.
+            fastest plan that had passed by then; over fp32 before any had. Once the plan was
+            timed, that is measured.
         chance: The probability with which it was expected to keep the criterion.
         seconds: What the measurement took.
         result: What it told; of the end, why nothing more was measured.
@@ -96,7 +97,8 @@ class SearchStep:
     def text(self) -> str:
         """The same in a line."""
         if self.what == _END:
-            return f"the search ends: {self.result}"
+            chosen = f" with {self.plan}" if self.plan else ""
+            return f"the search ends{chosen}: {self.result}"
         text = f"{_STEPS.get(self.what, self.what)}{self.plan and f' of {self.plan}'}: "
         if self.plan:
             text += f"{expected(self.gain, self.chance)}; "
@@ -105,6 +107,8 @@ class SearchStep:
 
 def expected(gain: float, chance: float) -> str:
     """Text: what a plan was predicted to save, and its probability to pass."""
+    if gain <= 0:
+        return f"would save no time (chance to pass {chance:.0%})"
     return f"would save {percent(gain)} of the time, if it passes (chance {chance:.0%})"
 
 

@@ -12,7 +12,7 @@ out, and the result is still right.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
@@ -21,6 +21,7 @@ import numpy as np
 
 from finecast.data.metrics import Score
 from finecast.measure.timing import now_s
+from finecast.naming import percent
 from finecast.planning.problem import Analysis, Proposal
 from finecast.planning.proposing import near, sharpened
 from finecast.progress import Detail
@@ -79,7 +80,7 @@ class Loop:
     _load_s: list[float] = field(init=False, default_factory=list[float])
     _timed: set[str] = field(init=False, default_factory=set[str])
     _asked: int = field(init=False, default=0)
-    # What the plan to measure next gains if it passes, and its chance to do so.
+    # What the plan to measure next saves if it passes, and its chance to do so.
     _expected: tuple[float, float] = field(init=False, default=(0.0, 0.0))
 
     def add(self, proposals: Iterable[Proposal]) -> None:
@@ -110,7 +111,11 @@ class Loop:
             else:
                 best = self.best
                 if best is None or trials.confirms(best, models.evaluate):
-                    self._note(SearchStep(what="end", seconds=0.0, result=self._why_no_more))
+                    plan = "" if best is None else best.name
+                    end = SearchStep(
+                        what="end", seconds=0.0, plan=plan, result=self._why_no_more
+                    )
+                    self._note(end)
                     return best
 
     @property
@@ -131,13 +136,18 @@ class Loop:
         if not plans:
             return "all plans that are known were measured"
         estimate = self.belief.of(plans)
-        gains, hopes = (estimate.gain(self._log_limit, least) for least in (0.0, 1.0))
-        best = int(gains.argmax())
-        next_best = expected(-math.expm1(-float(hopes[best])), float(estimate.passes[best]))
+        best = int(estimate.gain(self._log_limit).argmax())
+        next_best = expected(*self._saving(estimate, best))
+        least = percent(-math.expm1(self._log_limit - self._log_best))
         return (
-            "no other plan is worth its measurement. The best of them,"
-            f" {plans[best].name}, {next_best}"
+            f"of no other plan is what it saves beyond {least}, times its chance, above"
+            f" {percent(self._worth)}. The best of them, {plans[best].name}, {next_best}"
         )
+
+    def _saving(self, estimate: Estimate, number: int) -> tuple[float, float]:
+        """The share of the best plan's time that a plan saves, and its chance to pass."""
+        saving = -math.expm1(float(estimate.cost[number]) - self._log_best)
+        return saving, float(estimate.passes[number])
 
     @property
     def _unmeasured(self) -> list[Proposal]:
@@ -215,7 +225,7 @@ class Loop:
             number = plans.index(start) if start in plans else None
             if number is not None and estimate.cost[number] < limit:
                 self.start = None if self._is_timed(start) else start
-                self._expected = float(hopes[number]), float(estimate.passes[number])
+                self._expected = self._saving(estimate, number)
                 return start
         if gains.max() >= self._worth:
             best = int((gains / self._seconds(plans, estimate)).argmax())
@@ -227,7 +237,7 @@ class Loop:
         else:  # so that it is known that nothing gains
             best = int(hopes.argmax())
         best = self._finest(plans, estimate, best)
-        self._expected = float(hopes[best]), float(estimate.passes[best])
+        self._expected = self._saving(estimate, best)
         return plans[best]
 
     def _finest(self, plans: Sequence[Proposal], estimate: Estimate, best: int) -> int:
@@ -254,10 +264,15 @@ class Loop:
     @property
     def _log_limit(self) -> float:
         """The logarithm of the cost over fp32's below which a plan is better than the best."""
-        best, fp32 = self.best, self.models.fp32
-        if best is None or fp32 is None:
+        if self.best is None:
             return -math.log(self.models.trials.budget.goal.min_speedup)
-        return math.log(best.cost / fp32 / self.least_gain)
+        return self._log_best - math.log(self.least_gain)
+
+    @property
+    def _log_best(self) -> float:
+        """The logarithm of the best plan's cost over fp32's; of fp32's if none passed."""
+        best, fp32 = self.best, self.models.fp32
+        return 0.0 if best is None or fp32 is None else math.log(best.cost / fp32)
 
     def _seconds(self, plans: Sequence[Proposal], estimate: Estimate) -> Floats:
         """The seconds in which each plan can be evaluated, and compiled before that."""
@@ -283,7 +298,7 @@ class Loop:
             SearchStep(
                 what=what,
                 plan=plan.name,
-                gain=-math.expm1(-gain),  # of a logarithm, a share
+                gain=gain,
                 chance=chance,
                 seconds=now_s() - start,
                 result=result,
@@ -308,8 +323,8 @@ class Loop:
         if self.models.errors_are_cheap:
             for one in candidates:
                 self.belief.erred(one.proposal, self.models.error(one) ** 2)
-        fp32 = self.models.fp32 or math.nan
-        return ", ".join(f"x{fp32 / c.cost:.3g}" for c in candidates)
+        fp32, names = self.models.fp32 or math.nan, {p.name for p in plans}
+        return ", ".join(f"x{fp32 / c.cost:.3g}{_form(c.name, names)}" for c in candidates)
 
     def _evaluate(self, proposal: Proposal) -> str:
         models, digest = self.models, proposal.plan.digest
@@ -354,6 +369,12 @@ class Loop:
         shares = [math.sqrt(error / errors[-1]) for error in errors]
         planner, analysis = self.belief.planner, self.belief.analysis
         self.add(near(planner, analysis, errors[-1], shares[::-1]))
+
+
+def _form(name: str, plans: Collection[str]) -> str:
+    """In which of a plan's forms a model is stated, as its name says it behind the plan's."""
+    forms = (name.removeprefix(plan) for plan in plans if name.startswith(plan))
+    return min(forms, key=len, default="").replace(",", "", 1)
 
 
 Proposer: TypeAlias = Callable[[Loop], Iterable[Proposal]]
