@@ -1,9 +1,9 @@
-"""The search: the measurement that is worth most per second, until none is worth its time.
+"""The search: the measurement that is worth most, until none is worth its time.
 
 Plans are known by what is predicted of them. What is measured of some tells of the others
 (``tuning/belief.py``). The expected gain of a plan is what it saves over the best one so far,
-times the probability that it keeps the criterion. The plan of the largest expected gain per
-second is raced beside fp32, and then evaluated on all data. After each evaluation plans are
+times the probability that it keeps the criterion. The plan of the largest expected gain is
+raced beside fp32, and then evaluated on all data. After each evaluation plans are
 proposed of the error that is now expected to be allowed. Where no plan's gain is worth a
 measurement, other proposers are asked (``tuning/proposers.py``). Any of these can be left
 out, and the result is still right.
@@ -25,7 +25,6 @@ from finecast.naming import percent
 from finecast.planning.problem import Analysis, Proposal
 from finecast.planning.proposing import near, sharpened
 from finecast.progress import Detail
-from finecast.solver.assignment import Floats
 from finecast.tuning.belief import Belief, Estimate
 from finecast.tuning.findings import SearchStep, expected
 from finecast.tuning.models import PlanModels
@@ -40,9 +39,6 @@ _TRIALS_WITHOUT: Final = 5
 _CHANCES: Final = (0.9, 0.75, 0.5, 0.25)
 # Half an interval of a race in standard errors.
 _INTERVAL: Final = 2.7
-# Seconds in which a model is compiled, at all and for each op, before one was.
-_COMPILE_S: Final = 0.1
-_COMPILE_OP_S: Final = 4e-3
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +56,6 @@ class Loop:
             plans; None where they are known.
         guesses: Plans as they might be then, of which the cost counts alone.
         more_trials: So many more are worth it, as on devices on which plans can be probed.
-        evaluation_s: The seconds of an evaluation of fp32.
         pool: All proposals by the plan's digest.
         journal: What was done, and why.
     """
@@ -69,7 +64,6 @@ class Loop:
     belief: Belief
     least_gain: float
     alike: float
-    evaluation_s: float
     proposers: Sequence[Proposer] = ()
     start: Proposal | None = None
     sharpen: Callable[[], tuple[Analysis, Sequence[Proposal]]] | None = None
@@ -77,7 +71,6 @@ class Loop:
     more_trials: int = 0
     pool: dict[str, Proposal] = field(default_factory=dict[str, Proposal])
     journal: list[SearchStep] = field(default_factory=list[SearchStep])
-    _load_s: list[float] = field(init=False, default_factory=list[float])
     _timed: set[str] = field(init=False, default_factory=set[str])
     _asked: int = field(init=False, default=0)
     # What the plan to measure next saves if it passes, and its chance to do so.
@@ -228,8 +221,7 @@ class Loop:
                 self._expected = self._saving(estimate, number)
                 return start
         if gains.max() >= self._worth:
-            best = int((gains / self._seconds(plans, estimate)).argmax())
-            best = best if gains[best] >= self._worth else int(gains.argmax())
+            best = int(gains.argmax())
         elif self.sharpen is None and self._hopes and hopes.max() >= self._worth:
             best = int(np.where(hopes >= self._worth, estimate.passes, -1.0).argmax())
         elif tried or self.models.candidates:
@@ -274,15 +266,6 @@ class Loop:
         best, fp32 = self.best, self.models.fp32
         return 0.0 if best is None or fp32 is None else math.log(best.cost / fp32)
 
-    def _seconds(self, plans: Sequence[Proposal], estimate: Estimate) -> Floats:
-        """The seconds in which each plan can be evaluated, and compiled before that."""
-        ops = len(self.models.planner.graph.nodes)
-        load_s = _COMPILE_S + _COMPILE_OP_S * ops
-        if self._load_s:
-            load_s = float(np.mean(self._load_s))
-        loads = [0.0 if self._is_timed(p) else load_s for p in plans]
-        return self.evaluation_s * np.exp(estimate.cost) + np.array(loads) + 1e-3
-
     def _is_timed(self, proposal: Proposal) -> bool:
         return proposal.plan.digest in self._timed
 
@@ -312,9 +295,7 @@ class Loop:
 
     def race(self, plans: Sequence[Proposal]) -> str:
         """Race plans beside fp32; gives what that told."""
-        start = now_s()
         candidates = self.models.rank(plans)
-        self._load_s.append((now_s() - start) / max(len(candidates), len(plans)))
         self.pool |= {c.plan.digest: c.proposal for c in candidates}
         # The engine may lack kernels for a mix of formats, or for it with many requests.
         timed = {c.plan.digest for c in candidates}

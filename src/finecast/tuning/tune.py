@@ -458,7 +458,6 @@ class _Tuning:
             belief=belief,
             least_gain=MODELLED_GAIN if subject.target else SAME_TIME,
             alike=MODELLED_GAIN if subject.target else _ALIKE,
-            evaluation_s=self.progress.seconds().get("baseline", 0.0),
             proposers=proposers,
             start=self.started if self.started and self.started.plan.lowers else None,
             sharpen=self._sharpened if self.is_prior else None,
@@ -488,7 +487,7 @@ class _Tuning:
         no prediction knows what an engine spares under its own hint.
         """
         models = self.models
-        best, measurements = self._raced_beside(best, loop.evaluation_s)
+        best, measurements = self._raced_beside(best)
         costs, name = measurements.costs, best.plan.digest
         hints = [n for n, one in self.hints.items() if isinstance(one, Hinted)]
         is_beaten = any(costs.between(n, name).high < 1 for n in hints if n in costs.names)
@@ -497,13 +496,12 @@ class _Tuning:
         if not (is_beaten and fresh and models.trials.may_go_on()):
             return best, measurements
         loop.race(fresh)
-        return self._raced_beside(loop.run() or best, loop.evaluation_s)
+        return self._raced_beside(loop.run() or best)
 
-    def _raced_beside(
-        self, best: Candidate, evaluation_s: float
-    ) -> tuple[Candidate, Measurements]:
+    def _raced_beside(self, best: Candidate) -> tuple[Candidate, Measurements]:
         """The best of ``best`` and plans that passed and may be better, and what tells it."""
         models = self.models
+        evaluation_s = self.progress.seconds().get("baseline", 0.0)
         settle_s = max(measuring.FINAL.settle_s, evaluation_s)
 
         def race(racing: Sequence[Candidate]) -> Measurements:
