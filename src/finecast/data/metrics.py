@@ -37,7 +37,7 @@ from finecast.data.distances import (
 )
 from finecast.data.labels import is_one_hot
 from finecast.data.margins import Margins
-from finecast.data.samples import Floats, Outputs, Samples
+from finecast.data.samples import Floats, Labels, Outputs, Reference, Samples
 from finecast.engines.base import Array, Feeds
 from finecast.errors import UsageError
 from finecast.naming import enumerated, look_up
@@ -56,9 +56,7 @@ from finecast.planning.slices import WHOLE, Slice, slices_of
 class Accumulator(Protocol):
     """Computes a metric over batches."""
 
-    def update(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> None:
+    def update(self, outputs: Outputs, labels: Labels, reference: Reference) -> None:
         """Take one batch: the first of the outputs, labels, the fp32 model's outputs."""
         ...
 
@@ -374,9 +372,7 @@ class Scoring:
         self._filled: set[str] = set()  # outputs that were not empty in every batch
         self._one_hot = False
 
-    def update(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> None:
+    def update(self, outputs: Outputs, labels: Labels, reference: Reference) -> None:
         """Take one batch: all of the model's outputs, labels, the fp32 model's outputs.
 
         Raises:
