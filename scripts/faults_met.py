@@ -53,10 +53,12 @@ def met(path: Path) -> set[str]:
     from finecast.frontends import openvino as openvino_frontend
     from finecast.frontends.exact_casts import FAULT as CASTS
     from finecast.frontends.onnx.miscomputed import miscomputed_ops
-    from finecast.frontends.openvino.confused import FAULT as TIED
-    from finecast.frontends.openvino.confused import confused_products
-    from finecast.frontends.openvino.padding import FAULT as PADDING
-    from finecast.frontends.openvino.padding import computed_padding
+    from finecast.frontends.openvino.refused import (
+        PADDING,
+        TIED,
+        computed_padding,
+        confused_products,
+    )
     from finecast.native.source import AS_IT_IS
 
     file = frontend.load(path)

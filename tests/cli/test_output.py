@@ -21,6 +21,7 @@ from onnx import TensorProto, helper
 from finecast import cli, terminal
 from finecast.cli import output
 from finecast.errors import ExitCode
+from finecast.plugin import say
 from tests.cli.conftest import Answer
 
 Finecast = Callable[..., Answer]
@@ -47,7 +48,7 @@ def test_what_is_harmless_stays(text: str) -> None:
 @pytest.mark.parametrize(
     "write",
     [
-        lambda: output.write_line(NASTY),
+        lambda: say(NASTY),
         lambda: output.warn(NASTY),
         lambda: output.write_error(NASTY),
         lambda: output.write_table(output.new_table(NASTY, (NASTY,), (NASTY,)), NASTY),
@@ -85,7 +86,7 @@ def test_notes_below_a_table_are_wrapped_as_it_is(
 def test_a_terminal_without_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
     ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", ascii_only)
-    output.write_line("é日")
+    say("é日")
     ascii_only.flush()
     assert ascii_only.buffer.getvalue() == rb"\xe9\u65e5" + b"\n"  # pyright: ignore[reportAttributeAccessIssue]
 

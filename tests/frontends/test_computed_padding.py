@@ -14,7 +14,7 @@ import finecast
 from finecast.devices.faults import known_faults
 from finecast.engines import get_engine, installed
 from finecast.errors import EngineError
-from finecast.frontends.openvino.padding import FAULT
+from finecast.frontends.openvino.refused import PADDING as FAULT
 from tests.frontends.tools import parse
 
 pytestmark = pytest.mark.skipif(not installed("openvino"), reason="OpenVINO is not installed")

@@ -16,7 +16,8 @@ import finecast
 from finecast.devices.faults import known_faults
 from finecast.engines import get_engine, installed
 from finecast.errors import EngineError
-from finecast.frontends.openvino.stacked import FAULT, stacked_scales
+from finecast.frontends.openvino.refused import STACKED as FAULT
+from finecast.frontends.openvino.refused import stacked_scales
 from tests.frontends.tools import parse
 
 pytestmark = pytest.mark.skipif(not installed("openvino"), reason="OpenVINO is not installed")

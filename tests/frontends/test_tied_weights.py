@@ -15,7 +15,7 @@ import finecast
 from finecast.devices.faults import known_faults
 from finecast.engines import get_engine, installed
 from finecast.errors import EngineError
-from finecast.frontends.openvino.confused import FAULT
+from finecast.frontends.openvino.refused import TIED as FAULT
 from finecast.numbers.formats import Format
 from tests.frontends.tools import parse
 

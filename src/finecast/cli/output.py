@@ -193,11 +193,6 @@ def width() -> int:
     return _COLUMNS
 
 
-def write_line(text: str) -> None:
-    """Write one line to stdout."""
-    write(results(), safe(text))
-
-
 def warn(*messages: str) -> None:
     """Write warnings to stderr, each as one line."""
     for message in in_shell(messages):

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from finecast.cli.output import add_row, new_table, warn, write_json, write_line, write_table
+from finecast.cli.output import add_row, new_table, warn, write_json, write_table
 from finecast.naming import number_of
+from finecast.plugin import say
 
 
 def run(
@@ -47,7 +48,7 @@ def run(
         )
         return
     if not rows:
-        write_line(f"no times of kernels are kept in {path or 'any cache folder'}")
+        say(f"no times of kernels are kept in {path or 'any cache folder'}")
         return
     table = new_table(
         str(path), ("machine and engine", "last used"), ("kernels",), fold="machine and engine"
@@ -56,4 +57,4 @@ def run(
         add_row(table, machine.label, day, str(machine.prices))
     write_table(table)
     if clear:
-        write_line(f"forgotten: {number_of(forgotten, 'time')} of kernels")
+        say(f"forgotten: {number_of(forgotten, 'time')} of kernels")

@@ -25,9 +25,11 @@ from finecast.data.samples import (
     SHARE,
     Floats,
     Indices,
+    Labels,
     MeanMetric,
     Outputs,
     RankedSamples,
+    Reference,
     Samples,
     SummedSamples,
     SumMetric,
@@ -122,9 +124,7 @@ class TopK(_Share):
         self._classes = 0
         self._given: Counter[int] = Counter()  # how often each class is a label
 
-    def terms(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> Floats:
+    def terms(self, outputs: Outputs, labels: Labels, reference: Reference) -> Floats:
         """Right decisions and all decisions of each sample.
 
         Raises:
@@ -210,9 +210,7 @@ class F1:
         self._count = 0
         self._nan = False
 
-    def update(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> None:
+    def update(self, outputs: Outputs, labels: Labels, reference: Reference) -> None:
         """Take one batch.
 
         Raises:
@@ -292,9 +290,7 @@ class _Agreement(_Share):
         None where rows are no decisions.
         """
 
-    def terms(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> Floats:
+    def terms(self, outputs: Outputs, labels: Labels, reference: Reference) -> Floats:
         """Rows that agree and all rows of each sample.
 
         Raises:
@@ -379,9 +375,7 @@ class Spearman:
         self._values: list[Floats] = []
         self._labels: list[Floats] = []
 
-    def update(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> None:
+    def update(self, outputs: Outputs, labels: Labels, reference: Reference) -> None:
         """Take one batch.
 
         Raises:
@@ -472,7 +466,7 @@ def _first(outputs: Outputs) -> tuple[str, Array]:
     return next(iter(outputs.items()))
 
 
-def _decided(scores: Array, labels: Array | None) -> bool:
+def _decided(scores: Array, labels: Labels) -> bool:
     """Whether the output is decisions (integers or text), one for each label, not scores."""
     if scores.dtype.kind not in "biuOSU" or labels is None:
         return False

@@ -10,11 +10,12 @@ from typing import Final
 import numpy as np
 
 from finecast.engines.base import Array
-from finecast.graph import Graph, Node, Value
+from finecast.graph import Graph, Node
 from finecast.graph.structure import READS_SHAPE_ONLY
 from finecast.numbers.formats import Format
 from finecast.numbers.thresholds import ENGINE_FACTOR, LIMIT
 from finecast.ops import OpKind, by_name
+from finecast.planning.free_rows import holds_floats
 from finecast.planning.slices import WHOLE, Slice, slices_of
 
 ROUNDINGS_PER_OP: Final = 3
@@ -231,12 +232,8 @@ def _decides(graph: Graph, node: Node) -> bool:
         [graph.values[i] for i in ports if i is not None]
         for ports in (node.inputs, node.outputs)
     )
-    return any(map(_is_float, read)) and not any(map(_is_float, made))
+    return any(map(holds_floats, read)) and not any(map(holds_floats, made))
 
 
 def _gives_truth(graph: Graph, node: Node) -> bool:
     return any(graph.values[i].dtype == "bool" for i in node.outputs if i is not None)
-
-
-def _is_float(value: Value) -> bool:
-    return value.format is not None or value.dtype == "fp64"

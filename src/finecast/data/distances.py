@@ -19,7 +19,15 @@ from finecast.data.labels import (
     misfit,
     numbers,
 )
-from finecast.data.samples import Floats, MeanMetric, Outputs, SumMetric, by_sample
+from finecast.data.samples import (
+    Floats,
+    Labels,
+    MeanMetric,
+    Outputs,
+    Reference,
+    SumMetric,
+    by_sample,
+)
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 from finecast.planning.sensitivity import is_float
@@ -29,16 +37,12 @@ from finecast.planning.sensitivity import is_float
 class MeanError(MeanMetric):
     """Mean of ``of(error)`` over all elements; the error is the first output less labels."""
 
-    def __init__(
-        self, name: str, of: Callable[[NDArray[np.float64]], NDArray[np.float64]]
-    ) -> None:
+    def __init__(self, name: str, of: Callable[[Floats], Floats]) -> None:
         super().__init__()
         self._name = name
         self._of = of
 
-    def terms(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> Floats:
+    def terms(self, outputs: Outputs, labels: Labels, reference: Reference) -> Floats:
         """The error and the number of elements of each sample.
 
         Raises:
@@ -70,9 +74,7 @@ class Perplexity(SumMetric):
         super().__init__()
         self._classes = 0
 
-    def terms(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> Floats:
+    def terms(self, outputs: Outputs, labels: Labels, reference: Reference) -> Floats:
         """The negative log-likelihood and the number of the labels of each sample.
 
         Raises:
@@ -133,9 +135,7 @@ class Divergence(MeanMetric):
         assert isinstance(later, Divergence)
         self._chances &= later._chances
 
-    def terms(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> Floats:
+    def terms(self, outputs: Outputs, labels: Labels, reference: Reference) -> Floats:
         """The divergence and the number of positions of each sample.
 
         Raises:
@@ -209,9 +209,7 @@ class Cosine(MeanMetric):
 
     score_range = (-1.0, 1.0)
 
-    def terms(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> Floats:
+    def terms(self, outputs: Outputs, labels: Labels, reference: Reference) -> Floats:
         """The cosine of each sample, and 1."""
         got, expected = pair(outputs, reference, "cosine")
         if not got.size:
@@ -238,9 +236,7 @@ class SignalToNoise(SumMetric):
     The signal is the power of the reference, the noise that of the difference from it.
     """
 
-    def terms(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> Floats:
+    def terms(self, outputs: Outputs, labels: Labels, reference: Reference) -> Floats:
         """The power of signal and noise, and the number of elements, of each sample."""
         got, expected = pair(outputs, reference, "snr_db")
         signal = np.where(np.isfinite(expected), np.square(expected), 0.0)
@@ -269,9 +265,7 @@ class MaxAbs:
     def __init__(self) -> None:
         self._largest: float | None = None
 
-    def update(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> None:
+    def update(self, outputs: Outputs, labels: Labels, reference: Reference) -> None:
         """Take one batch."""
         got, expected = pair(outputs, reference, "max_abs")
         if not got.size:
@@ -326,7 +320,7 @@ def counterpart(reference: Outputs, name: str) -> Array:
 
 
 def pair(
-    outputs: Outputs, reference: Outputs | None, metric: str
+    outputs: Outputs, reference: Reference, metric: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The first output and the reference's of that name, as fp64."""
     if reference is None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from finecast.graph import SCALARS, Graph, Node, Value
 from finecast.graph.structure import SAME_NUMBERS, turned_axes
-from finecast.ops import OpKind, by_name
+from finecast.ops import MOVES, OpKind, by_name
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ _INDEX_TYPES: Final = frozenset({"int64", "int32"})
 _HASHED: Final = {"int64": (1 << 48) - 1, "int32": (1 << 31) - 1}
 """The largest ids: those of network cards have 48 bits."""
 _HASHES: Final = frozenset({"add", "sub", "mul", "div", "floor_divide"})
-_MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
+_MOVES: Final = MOVES | {OpKind.CAST}
 _TOP_BYTE: Final = 255
 _MOST_READ: Final = 1 << 22
 """Elements of the largest weight that is read: the first layers of networks have fewer."""
@@ -105,7 +105,7 @@ def _bytes(graph: Graph, value: Value) -> Range | None:
             output_ids = [i for i in node.outputs if i is not None]
             if kind is OpKind.CAST and all(graph.values[i].format for i in output_ids):
                 converted = True
-            elif kind in (OpKind.MOVEMENT, OpKind.RELAYOUT):
+            elif kind in MOVES:
                 waiting.extend(i for i in output_ids if i not in seen)
                 seen.update(output_ids)
             elif node.op != "shape":

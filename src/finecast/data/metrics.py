@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self
 
@@ -36,7 +37,7 @@ from finecast.data.distances import (
 )
 from finecast.data.labels import is_one_hot
 from finecast.data.margins import Margins
-from finecast.data.samples import Floats, Outputs, Samples
+from finecast.data.samples import Floats, Labels, Outputs, Reference, Samples
 from finecast.engines.base import Array, Feeds
 from finecast.errors import UsageError
 from finecast.naming import enumerated, look_up
@@ -55,9 +56,7 @@ from finecast.planning.slices import WHOLE, Slice, slices_of
 class Accumulator(Protocol):
     """Computes a metric over batches."""
 
-    def update(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> None:
+    def update(self, outputs: Outputs, labels: Labels, reference: Reference) -> None:
         """Take one batch: the first of the outputs, labels, the fp32 model's outputs."""
         ...
 
@@ -142,105 +141,34 @@ class Metric:
         return get_metric, (self.name,)
 
 
+_of_classes = partial(Metric, reads=Reads.SCORES, needs_labels=True, of_classes=True)
+_of_errors = partial(Metric, reads=Reads.ALL, needs_labels=True, higher_is_better=False)
+_of_numbers = partial(Metric, reads=Reads.NUMBERS, needs_reference=True)
+_of_choices = partial(Metric, reads=Reads.SCORES, needs_reference=True)
 METRICS: dict[str, Metric] = {
     m.name: m
     for m in (
-        Metric(
-            name="top1",
-            start=lambda: TopK(1),
-            reads=Reads.SCORES,
-            needs_labels=True,
-            of_classes=True,
-            worst=0.0,
-        ),
-        Metric(
-            name="top5",
-            start=lambda: TopK(5),
-            reads=Reads.SCORES,
-            needs_labels=True,
-            of_classes=True,
-            worst=0.0,
-        ),
-        Metric(
-            name="f1",
-            start=F1,
-            reads=Reads.SCORES,
-            needs_labels=True,
-            of_classes=True,
-            worst=0.0,
-        ),
-        Metric(
+        _of_classes(name="top1", start=lambda: TopK(1), worst=0.0),
+        _of_classes(name="top5", start=lambda: TopK(5), worst=0.0),
+        _of_classes(name="f1", start=F1, worst=0.0),
+        _of_choices(
             name="agreement",
             start=Agreement,
-            reads=Reads.SCORES,
-            needs_reference=True,
             of_rows=True,
             beside={Held.CLASSES: SameRows, Held.NUMBERS: NearRows},
             ideal=1.0,
             worst=0.0,
         ),
+        _of_numbers(name="cosine", start=Cosine, order=2, ideal=1.0, worst=-1.0),
         Metric(
-            name="cosine",
-            start=Cosine,
-            order=2,
-            reads=Reads.NUMBERS,
-            needs_reference=True,
-            ideal=1.0,
-            worst=-1.0,
+            name="spearman", start=Spearman, reads=Reads.FIRST, needs_labels=True, worst=-1.0
         ),
-        Metric(
-            name="spearman",
-            start=Spearman,
-            reads=Reads.FIRST,
-            needs_labels=True,
-            worst=-1.0,
-        ),
-        Metric(
-            name="mse",
-            start=lambda: MeanError("mse", np.square),
-            reads=Reads.ALL,
-            needs_labels=True,
-            higher_is_better=False,
-        ),
-        Metric(
-            name="mae",
-            start=lambda: MeanError("mae", np.abs),
-            reads=Reads.ALL,
-            needs_labels=True,
-            higher_is_better=False,
-        ),
-        Metric(
-            name="perplexity",
-            start=Perplexity,
-            reads=Reads.SCORES,
-            needs_labels=True,
-            of_classes=True,
-            higher_is_better=False,
-        ),
-        Metric(
-            name="kld",
-            start=Divergence,
-            order=2,
-            reads=Reads.SCORES,
-            needs_reference=True,
-            higher_is_better=False,
-            ideal=0.0,
-        ),
-        Metric(
-            name="snr_db",
-            start=SignalToNoise,
-            reads=Reads.NUMBERS,
-            needs_reference=True,
-            ideal=math.inf,
-        ),
-        Metric(
-            name="max_abs",
-            start=MaxAbs,
-            reads=Reads.NUMBERS,
-            needs_reference=True,
-            higher_is_better=False,
-            ideal=0.0,
-        ),
+        _of_errors(name="mse", start=lambda: MeanError("mse", np.square)),
+        _of_errors(name="mae", start=lambda: MeanError("mae", np.abs)),
+        _of_classes(name="perplexity", start=Perplexity, higher_is_better=False),
+        _of_choices(name="kld", start=Divergence, order=2, higher_is_better=False, ideal=0.0),
+        _of_numbers(name="snr_db", start=SignalToNoise, ideal=math.inf),
+        _of_numbers(name="max_abs", start=MaxAbs, higher_is_better=False, ideal=0.0),
     )
 }
 """Every metric by name."""
@@ -444,9 +372,7 @@ class Scoring:
         self._filled: set[str] = set()  # outputs that were not empty in every batch
         self._one_hot = False
 
-    def update(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> None:
+    def update(self, outputs: Outputs, labels: Labels, reference: Reference) -> None:
         """Take one batch: all of the model's outputs, labels, the fp32 model's outputs.
 
         Raises:

@@ -19,6 +19,8 @@ from finecast.engines.base import Array
 from finecast.errors import UsageError
 
 Outputs = Mapping[str, Array]
+Labels = Array | None
+Reference = Outputs | None
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
@@ -241,18 +243,14 @@ class SumMetric(ABC):
         self._terms: list[Floats] = []
 
     @abstractmethod
-    def terms(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> Floats:
+    def terms(self, outputs: Outputs, labels: Labels, reference: Reference) -> Floats:
         """The terms of each sample of a batch: shape [samples, sums]. NaN stays NaN."""
 
     @abstractmethod
     def metric(self, sums: Floats) -> Floats:
         """The metric of sums, which lie along the last axis; NaN of no sample."""
 
-    def update(
-        self, outputs: Outputs, labels: Array | None, reference: Outputs | None
-    ) -> None:
+    def update(self, outputs: Outputs, labels: Labels, reference: Reference) -> None:
         """Take one batch: the first of the outputs, labels, the fp32 model's outputs.
 
         Raises:

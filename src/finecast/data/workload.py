@@ -467,19 +467,24 @@ class DataWorkload(Workload):
 
 
 @dataclass(slots=True, kw_only=True)
-class FunctionWorkload(Workload):
-    """A user's evaluation function; feeds of its first call serve if no others are given."""
+class JudgedByFunction(Workload):
+    """Data of which only a user's function knows.
 
-    learns: ClassVar[tuple[str, ...]] = ("remembered", "implied")
+    Attributes:
+        function: Returns the accuracy of what it is given.
+        name: The function's name.
+        lower_is_better: Whether less of what it returns is better.
+        calibrate: Gives the calibration feeds, if the user has some.
+        implied: The right classes that the function implies; None where it implies none.
+    """
 
-    function: EvalFunction
+    function: Callable[[Any], float]
     name: str
     lower_is_better: bool = False
     calibrate: CalibrationFunction | None = None
     of: tuple[str, ...] = ()
     slices: int | None = None
     groups: Indices | None = field(default=None, compare=False)
-    remembered: list[Feeds] = field(default_factory=list[Feeds])
     implied: ImpliedLabels | None = None
 
     @property
@@ -491,6 +496,18 @@ class FunctionWorkload(Workload):
     def assumes_direction(self) -> bool:
         """True unless the user states that lower is better."""
         return not self.lower_is_better
+
+    def _with_margins(self, value: Score, outputs: Sequence[Mapping[str, Array]]) -> Score:
+        return self.implied.score(value, outputs) if self.implied else value
+
+
+@dataclass(slots=True, kw_only=True)
+class FunctionWorkload(JudgedByFunction):
+    """A user's evaluation function; feeds of its first call serve if no others are given."""
+
+    learns: ClassVar[tuple[str, ...]] = ("remembered", "implied")
+
+    remembered: list[Feeds] = field(default_factory=list[Feeds])
 
     @property
     def digest(self) -> str:
@@ -511,7 +528,7 @@ class FunctionWorkload(Workload):
         """
         if reference is not None:
             run = Run(session, record=self.implied is not None)
-            return self._with_margins(self._called(run), run)
+            return self._with_margins(self._called(run), run.outputs)
         run, start = Run(session, remember=not self.remembered, record=True), perf_counter()
         result = self._called(run)
         seconds = perf_counter() - start
@@ -528,10 +545,7 @@ class FunctionWorkload(Workload):
             self.implied = implied_labels(
                 result, run.outputs, partial(self._on_exchanged, run), seconds_for(seconds)
             )
-        return self._with_margins(result, run)
-
-    def _with_margins(self, value: Score, run: Run) -> Score:
-        return self.implied.score(value, run.outputs) if self.implied else value
+        return self._with_margins(result, run.outputs)
 
     def _on_exchanged(self, run: Run, name: str, arrays: Sequence[Array]) -> float | None:
         """The metric where an output is another array in each call."""

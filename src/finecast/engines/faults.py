@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 from finecast.devices.faults import KnownFault, known_faults
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
-from finecast.ops import OpKind, by_name
+from finecast.ops import MOVES, POINTWISE, OpKind, by_name
 from finecast.planning.products import CONVOLUTIONS, reduced_axes
 from finecast.rules.folded import may_be_zeros, settled
 from finecast.rules.scaled_operands import origin
@@ -29,9 +29,9 @@ from finecast.rules.scaled_operands import origin
 # nothing, such as Identity, Dropout or a Pad by zeros, it removes before.
 
 _CONV_SCALES = frozenset({"mul", "div", "neg"})
-_CONV_SHIFTS = frozenset({"add", "sub"})
+_ADDS = frozenset({"add", "sub"})
 # Ops that may change nothing, by their attributes and constants; the others of a single value.
-_KEEP_VALUES = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST, OpKind.REDUCTION})
+_KEEP_VALUES = MOVES | {OpKind.CAST, OpKind.REDUCTION}
 _KEEP_ONE_VALUE = frozenset({"dropout", "sum", "mean", "max", "min"})
 
 
@@ -75,7 +75,7 @@ def _is_merged(graph: Graph, value: Value, reader: Node) -> bool:
         return False
     if reader.op in _CONV_SCALES:
         return True
-    if reader.op in _CONV_SHIFTS:
+    if reader.op in _ADDS:
         return any(may_be_zeros(graph, v) for v in others)
     kept = reader.op in _KEEP_ONE_VALUE and (not others or reader.op == "dropout")
     if not kept and by_name(reader.op).kind not in _KEEP_VALUES:
@@ -123,11 +123,9 @@ def _has_bias(graph: Graph, node: Node) -> bool:
 # Sizes of the largest products that OpenVINO compiles so.
 _ROWS = 8
 _COLUMNS = 256
-_MLP_PRODUCTS = frozenset({"matmul", "gemm"})
-_JOINS = frozenset(
-    {OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL, OpKind.SOFTMAX, OpKind.CAST, OpKind.COMPARISON}
-)
-_MLP_MOVES = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
+_PRODUCTS = frozenset({"matmul", "gemm"})
+_MOVES = MOVES | {OpKind.CAST}
+_JOINS = POINTWISE | {OpKind.SOFTMAX, OpKind.CAST, OpKind.COMPARISON}
 
 
 def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
@@ -165,7 +163,7 @@ def sums_of_codes(graph: Graph, low: Format) -> Mapping[int, str]:
 
 def _is_small(graph: Graph, node: Node) -> bool:
     """Whether ``node`` is a product that OpenVINO may compile into a block."""
-    if node.op not in _MLP_PRODUCTS or len(node.inputs) < 2:
+    if node.op not in _PRODUCTS or len(node.inputs) < 2:
         return False
     left, right = (graph.values[i] if i is not None else None for i in node.inputs[:2])
     if left is None or right is None or right.constant is None:
@@ -212,7 +210,7 @@ def _computing(graph: Graph, value: Value, whole_block: bool = False) -> set[int
             continue
         node_ids.add(producer)
         node = graph.nodes[producer]
-        passed = by_name(node.op).kind in _JOINS | _MLP_MOVES
+        passed = by_name(node.op).kind in _JOINS | _MOVES
         if passed or (whole_block and _is_small(graph, node)):
             waiting.extend(_inputs(graph, node))
     return node_ids
@@ -221,10 +219,6 @@ def _computing(graph: Graph, value: Value, whole_block: bool = False) -> set[int
 # Finds the nodes, by id, that are computed wrongly in a low format, with the reason; an empty
 # reason says that the kernel does not work.
 Finder: TypeAlias = Callable[[Graph, Format], Mapping[int, str]]
-
-_MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CAST})
-_ADDS: Final = frozenset({"add", "sub"})
-_PRODUCTS: Final = frozenset({"matmul", "gemm"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,12 +57,14 @@ from finecast.frontends.dry_run_worker import kernels_of as runtime_kernels
 from finecast.frontends.onnx.model import without_links
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.changes import hint_of
-from finecast.frontends.openvino.confused import confused_products
 from finecast.frontends.openvino.draws import with_fixed_draws
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.model import WEIGHTS_SUFFIX, load, reads, sent
-from finecast.frontends.openvino.padding import computed_padding
-from finecast.frontends.openvino.stacked import stacked_scales
+from finecast.frontends.openvino.refused import (
+    computed_padding,
+    confused_products,
+    stacked_scales,
+)
 from finecast.frontends.openvino.types import LABELS
 from finecast.naming import unknown_name
 from finecast.numbers.formats import Format

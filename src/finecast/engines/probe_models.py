@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,109 +95,52 @@ def admitted(op: str, fmt: Format) -> bool:
     return f"tensor({ONNX_NAMES.get(fmt.label)})" in constraint.allowed_type_strs
 
 
-def build(probe: Probe, fmt: Format) -> bytes:
-    """The probe as an ONNX model: fp32 in and out, everything between in ``fmt``."""
-    from onnx import TensorProto, helper
-
-    if fmt.has_scales:
-        return build_scaled(probe, fmt)
-
-    kinds = {
-        Format.FP32: TensorProto.FLOAT,
-        Format.BF16: TensorProto.BFLOAT16,
-        Format.FP16: TensorProto.FLOAT16,
-        Format.FP8_E4M3: TensorProto.FLOAT8E4M3FN,
-        Format.FP8_E5M2: TensorProto.FLOAT8E5M2,
-    }
-    kind = kinds[fmt]
-    raw = probe.w.astype(fmt.dtype).tobytes()
-    weights = helper.make_tensor("w", kind, probe.w_shape, raw, raw=True)
-    pads: dict[str, Any] = {"pads": [1, 1, 1, 1]} if probe.op == "Conv" else {}
-    nodes = [helper.make_node("Cast", ["x"], ["v0"], name="in", to=kind)]
-    for i in range(probe.depth):
-        nodes.append(
-            helper.make_node(probe.op, [f"v{i}", "w"], [f"p{i}"], name=f"op{i}", **pads)
-        )
-        nodes.append(helper.make_node("Relu", [f"p{i}"], [f"v{i + 1}"], name=f"relu{i}"))
-    last = f"v{probe.depth}"
-    nodes.append(helper.make_node("Cast", [last], ["y"], name="out", to=TensorProto.FLOAT))
-    return _finished(probe, nodes, [weights])
-
-
 def of_weights(probe: Probe, fmt: Format) -> Scaled:
     """How the weights of a probe are stored in a format with scales."""
     channels = (1,) if fmt.group_sizes else ()
     return Scaled.of_constant(fmt, probe.w.astype(np.float32), channels)
 
 
-def build_scaled(probe: Probe, fmt: Format) -> bytes:
-    """The probe with products on codes, whose scales fit its data."""
-    from onnx import TensorProto, helper, numpy_helper
+def build(probe: Probe, fmt: Format) -> bytes:
+    """The probe as an ONNX model: fp32 in and out, everything between in ``fmt``.
 
-    from finecast.frontends.onnx.editor import ROUNDING
+    Of a format with scales products are on codes, and the scales fit the probe's data.
+    """
+    import onnx_ir as ir
+
+    from finecast.frontends.onnx.editor import ROUNDING, Editor
+    from finecast.frontends.onnx.statements import Maker, dequantize, quantize
     from finecast.planning.edits import APART
 
-    nodes: list[Any] = []
-    constants: list[Any] = []
+    x = ir.val("x", ir.DataType.FLOAT, ir.Shape(probe.x_shape))
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": _OPSET}, name="probe")
+    editor = Editor(ir.Model(graph, ir_version=_IR_VERSION))
+    maker = Maker(editor)
 
-    def parameters(name: str, encoding: Scaled) -> list[str]:
-        scale = np.asarray(encoding.scale[0], np.float32)
-        if encoding.group is not None:
-            scale = encoding.spread(weights.shape).squeeze((encoding.axis or 0) + 1)
-        stored = fmt.result.encode(scale)
-        constants.append(numpy_helper.from_array(stored, f"{name}_scale"))
-        if not (encoding.zero_point or fmt.runs_on_codes):
-            return [f"{name}_scale"]
-        zero = np.full(scale.shape, encoding.zero_point, encoding.dtype)
-        constants.append(numpy_helper.from_array(zero, f"{name}_zero"))
-        return [f"{name}_scale", f"{name}_zero"]
+    def coded(value: ir.Value, stage: NDArray[np.float64]) -> ir.Value:
+        encoding = Scaled.of_value(fmt, stage.min(), stage.max())
+        return dequantize(maker, quantize(maker, value, encoding), encoding)
 
-    def node(kind: str, inputs: list[str], output: str, **attributes: Any) -> None:
-        proto = helper.make_node(kind, inputs, [output], name=f"{kind}_{output}", **attributes)
-        nodes.append(proto)
-
-    weights = probe.w.astype(np.float32)
-    coded = of_weights(probe, fmt).moved(APART if probe.apart else 0)
-    constants.append(numpy_helper.from_array(coded.encode(weights), "w"))
-    stated = {"axis": coded.axis, "block_size": coded.group}
-    grouping = stated if coded.group is not None else {}
-    node("DequantizeLinear", ["w", *parameters("w", coded)], "w_read", **grouping)
-    nodes[-1].metadata_props.add(key=ROUNDING, value=f"{fmt.label} w_read")
-    pads: dict[str, Any] = {"pads": [1, 1, 1, 1]} if probe.op == "Conv" else {}
-    value = "x"
-    if fmt.encodes_results:
-        node("Cast", [value], "low", to=helper.np_dtype_to_tensor_dtype(fmt.result.dtype))
-        value = "low"
-    for i, stage in enumerate(probe.stages[:-1]):
-        if fmt.runs_on_codes:
-            of_value = Scaled.of_value(fmt, stage.min(), stage.max())
-            scale_and_zero = parameters(f"v{i}", of_value)
-            node("QuantizeLinear", [value, *scale_and_zero], f"q{i}")
-            node("DequantizeLinear", [f"q{i}", *scale_and_zero], f"d{i}")
-            value = f"d{i}"
-        node(probe.op, [value, "w_read"], f"p{i}", **pads)
-        value = f"r{i}"
-        node("Relu", [f"p{i}"], value)
-    last = probe.stages[-1]
-    if not fmt.runs_on_codes:
-        node("Cast", [value], "y", to=TensorProto.FLOAT)
-    else:  # some engines have only kernels that give codes
-        of_value = Scaled.of_value(fmt, last.min(), last.max())
-        scale_and_zero = parameters("last", of_value)
-        node("QuantizeLinear", [value, *scale_and_zero], "q_last")
-        node("DequantizeLinear", ["q_last", *scale_and_zero], "y")
-    return _finished(probe, nodes, constants)
-
-
-def _finished(probe: Probe, nodes: list[Any], constants: list[Any]) -> bytes:
-    """The model of ``nodes`` from ``x`` to ``y``."""
-    from onnx import TensorProto, helper
-
-    ports = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in (("x", probe.x_shape), ("y", probe.expected.shape))
-    ]
-    graph = helper.make_graph(nodes, "probe", ports[:1], ports[1:], constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)])
-    model.ir_version = _IR_VERSION
-    return model.SerializeToString()
+    if fmt.has_scales:
+        encoding = of_weights(probe, fmt).moved(APART if probe.apart else 0)
+        codes = encoding.encode(probe.w.astype(np.float32))
+        weights = dequantize(maker, editor.constant("w", codes), encoding)
+        editor.made[-1].metadata_props[ROUNDING] = f"{fmt.label} {weights.name}"
+        value = maker.cast(x, fmt.result) if fmt.encodes_results else x
+    else:
+        weights = editor.constant("w", probe.w.astype(fmt.dtype))
+        value = maker.cast(x, fmt)
+    pads = {"pads": [1, 1, 1, 1]} if probe.op == "Conv" else {}
+    for number, stage in enumerate(probe.stages[:-1]):
+        read = [coded(value, stage) if fmt.runs_on_codes else value, weights]
+        product = editor.op(probe.op, read, pads, name=f"p{number}", dtype=value.dtype)
+        editor.made[-1].name = f"op{number}"
+        value = editor.op("Relu", [product], name=f"r{number}", dtype=value.dtype)
+    if fmt.runs_on_codes:  # some engines have only kernels that give codes
+        value = coded(value, probe.expected)
+    else:
+        value = maker.cast(value, Format.FP32)
+    value.name, value.shape = "y", ir.Shape(probe.expected.shape)
+    graph.outputs.append(value)
+    graph.extend(editor.take())
+    return ir.to_proto(editor.model).SerializeToString()

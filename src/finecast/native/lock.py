@@ -272,9 +272,7 @@ def load_to_verify(engine: Engine, model: Path) -> Session:
     return engine.load(model, profiling=engine.tells_kernels)
 
 
-def observed(
-    model: str, runner: Runner, session: Session, call: Feeds | None, *, timed: bool = True
-) -> Observed:
+def observed(model: str, runner: Runner, session: Session, call: Feeds | None) -> Observed:
     """What a session does, on the first golden sample if there is one.
 
     Args:
@@ -282,14 +280,13 @@ def observed(
         runner: What runs it.
         session: The model, loaded.
         call: The call that is timed and whose kernels count.
-        timed: Whether it is timed.
     """
     kernels: Sequence[LockedKernel] = ()
     took, denied = None, 0.0
     if call is not None:
         session.run(call)  # kernels are chosen by the shapes of the last call
         kernels = _kernels(session, call)
-        if timed and not runner.throughput:
+        if not runner.throughput:
             race = Race.of(lambda: session.run(call), {}, TIMED)
             took, denied = race.latency(ANCHOR).median_s, race.denied
     return Observed(

@@ -709,10 +709,3 @@ def packed(codes: NDArray[np.generic], bits: int) -> NDArray[np.generic]:
     halves = (codes if floats else codes.astype(np.int8)).view(np.uint8).reshape(-1) & 0xF
     halves = np.pad(halves, (0, halves.size % 2))
     return halves[0::2] | (halves[1::2] << 4)
-
-
-def unpacked(stored: NDArray[np.generic], count: int) -> NDArray[np.int8]:
-    """``count`` signed codes of 4 bits from the bytes that ``packed`` gave."""
-    halves = stored.view(np.uint8).reshape(-1)
-    both = np.stack([halves & 0xF, halves >> 4], axis=-1).reshape(-1)[:count]
-    return ((both ^ 8).astype(np.int8) - 8).astype(np.int8)

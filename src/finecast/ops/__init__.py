@@ -69,10 +69,13 @@ class OpKind(Enum):
 
 
 _MATMUL_ENGINE = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.RECURRENT, OpKind.ATTENTION})
+POINTWISE: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
+"""Ops that compute each number of those in its place."""
+MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
+"""Ops that put numbers in other places."""
 _FOLDED = frozenset(
-    {OpKind.MATMUL, OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL, OpKind.COMPARISON}
-    | {OpKind.REDUCTION, OpKind.RELAYOUT, OpKind.MOVEMENT, OpKind.CAST, OpKind.CONSTANT}
-    | {OpKind.SHAPE}
+    {OpKind.MATMUL, OpKind.COMPARISON, OpKind.REDUCTION, OpKind.CAST, OpKind.CONSTANT}
+    | {OpKind.SHAPE, *POINTWISE, *MOVES}
 )
 # They draw random numbers in training, write to what they read, or leave memory as it is.
 _NOT_FOLDED = frozenset({"dropout", "bias_dropout", "assign", "scatter_nd", "empty"})
@@ -172,7 +175,7 @@ class OpInfo:
     @property
     def places(self) -> bool:
         """Whether the op only places numbers elsewhere, and computes none."""
-        return self.exact and self.kind in (OpKind.RELAYOUT, OpKind.MOVEMENT)
+        return self.exact and self.kind in MOVES
 
 
 def read_rows(lines: Iterable[str]) -> tuple[OpInfo, ...]:

@@ -140,7 +140,7 @@ def _free_values(graph: Graph) -> Mapping[int, frozenset[int]]:
     free: dict[int, frozenset[int]] = {}
     # Values that depend on numbers of the inputs, and of these the ones that rounding changes.
     data = {v.id for v in graph.inputs}
-    rounded = {v.id for v in graph.inputs if _is_float(v)}
+    rounded = {v.id for v in graph.inputs if holds_floats(v)}
     for node in graph.nodes:
         read = [i for i in node.inputs if i is not None]
         shaping = read[:1] if node.op in _KEEPS_FIRST else read
@@ -154,7 +154,7 @@ def _free_values(graph: Graph) -> Mapping[int, frozenset[int]]:
                 free[index] = origins
             if depends:
                 data.add(index)
-                if _is_float(graph.values[index]) or not rounded.isdisjoint(read):
+                if holds_floats(graph.values[index]) or not rounded.isdisjoint(read):
                     rounded.add(index)
     return free
 
@@ -171,7 +171,8 @@ def _takes_size(node: Node, rounded: set[int]) -> bool:
     return any(node.inputs[port] in rounded for port in ports)
 
 
-def _is_float(value: Value) -> bool:
+def holds_floats(value: Value) -> bool:
+    """Whether the value has numbers with a fraction."""
     return value.format is not None or value.dtype == "fp64"
 
 
@@ -239,7 +240,7 @@ def _placed(before: Matched, members: Sequence[tuple[str, _Array, _Array]]) -> M
     numbers[0][count:] = count + np.arange(len(new))
     got, wanted = dict(before.got), dict(before.wanted)
     for name, one, other in members:
-        if _holds_floats(one):
+        if is_float(one):
             rows = np.zeros((len(numbers[0]), *one.shape[1:]), dtype=one.dtype)
             rows[theirs], rows[count:] = one[mine], one[new]
             absent = np.zeros((len(new), *other.shape[1:]), dtype=other.dtype)
@@ -254,7 +255,8 @@ def _flat(array: _Array) -> _Array:
     return array.reshape(len(array), math.prod(array.shape[1:]))
 
 
-def _holds_floats(array: _Array) -> bool:
+def is_float(array: _Array) -> bool:
+    """Whether an array holds numbers with a fraction, of ml_dtypes' types, too."""
     return array.dtype.kind not in "biucOSUmM"
 
 
@@ -262,9 +264,9 @@ def _partners(first: Sequence[_Array], second: Sequence[_Array]) -> tuple[_Indic
     """Numbers of the rows in the first that have a partner, and of their partners."""
     count = len(first[0])
     both = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
-    exact = [a for a in both if not _holds_floats(a)]
+    exact = [a for a in both if not is_float(a)]
     floats: list[_Array] = [np.zeros((len(both[0]), 0))]
-    for array in (a.astype(np.float64) for a in both if _holds_floats(a)):
+    for array in (a.astype(np.float64) for a in both if is_float(a)):
         classes = class_columns(array[count:], array[:count])
         exact.append(array[:, classes])
         floats.append(np.delete(array, classes, axis=1))

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from finecast.graph import PHI, SCALARS, Graph, Node, Value
 from finecast.numbers.formats import Format
-from finecast.ops import OpKind, by_name
+from finecast.ops import MOVES, by_name
 from finecast.planning.adjustments import WHOLE, Adjustment, multipliable
 from finecast.planning.plan import Plan
 from finecast.planning.products import LINEAR
@@ -88,7 +88,6 @@ _ADDED: Final = frozenset({"add", "clip", "max", "min", "pad", "sub", "where"})
 _FACTORS: Final = frozenset({"mul", "div", "leaky_relu", "reduce_l1", "reduce_l2"})
 # With these settings ops are not homogeneous, or a number among them is no operand.
 _SETTINGS: Final = frozenset({"alpha", "rounding_mode"})
-_MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
 _PRODUCT: Final = _Law(factors={0: 1, 1: 1}, weight=1, absorbs=(1, 0))
 _LAWS: Final[Mapping[str, _Law]] = {
     "matmul": _PRODUCT,
@@ -158,7 +157,7 @@ def _law_of(graph: Graph, node: Node, ports: tuple[int, ...]) -> _Law | None:
 
 def _moves(node: Node) -> bool:
     info = by_name(node.op)
-    return info.kind in _MOVES and info.exact
+    return info.kind in MOVES and info.exact
 
 
 def _with_numbers(node: Node, ports: tuple[int, ...]) -> _Law | None:

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.planning.free_rows import FreeOutput, matched
+from finecast.planning.free_rows import FreeOutput, is_float, matched
 from finecast.planning.points import RoundingPoints
 from finecast.planning.slices import WHOLE, Slice, slices_of
 
@@ -149,11 +149,6 @@ def counted_outputs(inputs: Iterable[_Array], outputs: Sequence[_Array]) -> froz
     floats = [number for number, y in enumerate(outputs) if is_float(y)]
     own = [n for n in floats if not any(_copies(x, outputs[n]) for x in given)]
     return frozenset(own or floats)
-
-
-def is_float(array: _Array) -> bool:
-    """Whether an array holds numbers with a fraction, of ml_dtypes' types, too."""
-    return array.dtype.kind not in "biucOSUmM"
 
 
 def _copies(x: _Array, y: _Array) -> bool:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
-from finecast.ops import OpKind, by_name
+from finecast.ops import POINTWISE, by_name
 from finecast.rules import Permission
-
-_JOINS: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +129,7 @@ def pattern_kernels(graph: Graph) -> list[frozenset[int]]:
 
     sets = DisjointSet(n.id for n in graph.float_nodes)
     for node in graph.float_nodes:
-        if by_name(node.op).kind not in _JOINS:
+        if by_name(node.op).kind not in POINTWISE:
             continue
         for value in graph.following_inputs(node):
             before = value.producer

@@ -15,7 +15,7 @@ from typing import Final
 from finecast.graph import SCALARS, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
-from finecast.ops import OpKind, by_name
+from finecast.ops import MOVES, OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 # A weight matrix may hold a few tiny elements that vanish without harm; a scalar may not.
@@ -100,7 +100,7 @@ def _judge_constants(node: Node, context: Context) -> Ruling | None:
 CONSTANTS = Rule(name="constants", judge=_judge_constants)
 
 
-_CARRYING_KINDS: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.CONSTANT})
+_CARRYING_KINDS: Final = MOVES | {OpKind.CONSTANT}
 _CARRYING_OPS: Final = frozenset(
     {"add", "sub", "mul", "sum", "neg", "abs", "where", "cast", "phi"}
 )

@@ -25,7 +25,7 @@ from typing import Final
 from finecast.graph import Graph, Node, Value, ops_for_backward
 from finecast.graph.structure import READS_SHAPE_ONLY
 from finecast.numbers.formats import Format
-from finecast.ops import OpKind, by_name
+from finecast.ops import MOVES, POINTWISE, OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.constants import scalars
 
@@ -35,7 +35,7 @@ _MASK_FILLER: Final = 1e4
 _LARGEST_COUNT: Final = 2.0**24
 """From here on fp32 lacks whole numbers: larger constants are fillers of masks."""
 
-_MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT, OpKind.RESIZE, OpKind.CAST})
+_MOVES: Final = MOVES | {OpKind.RESIZE, OpKind.CAST}
 _LINEAR: Final = frozenset(
     (
         *("add", "sub", "mul", "div", "mod", "floor_divide", "sum", "mean", "neg", "abs"),
@@ -54,9 +54,8 @@ _FEATURES: Final = frozenset(
         OpKind.LOSS,
     }
 )
-_POINTWISE: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
 # A softmax keeps the order of scores, unless its results are rounded to equal numbers.
-_ORDERED: Final = _POINTWISE | _MOVES | {OpKind.SOFTMAX}
+_ORDERED: Final = POINTWISE | _MOVES | {OpKind.SOFTMAX}
 _COUNTERS: Final = frozenset({"range", "cum_sum", "cum_prod"})
 # Integers of these types are exact in every format of 16 bits.
 _NARROW: Final = frozenset({"bool", "int4", "uint4", "int8", "uint8"})
@@ -145,7 +144,7 @@ class _Forwards:
         """The integer inputs that the op converts to floats, by a cast or by promotion."""
         info = by_name(node.op)
         outputs = (self.graph.values[i] for i in node.outputs if i is not None)
-        if info.kind not in _POINTWISE | {OpKind.CAST} or not any(v.format for v in outputs):
+        if info.kind not in POINTWISE | {OpKind.CAST} or not any(v.format for v in outputs):
             return []
         return [v for v in inputs if _is_wide(v, self.low) and not _sums(self.graph, v)]
 

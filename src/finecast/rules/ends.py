@@ -14,11 +14,10 @@ from typing import Final
 
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
-from finecast.ops import OpKind, Tier, by_name
+from finecast.ops import POINTWISE, Tier, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.policy import Policy, Scope
 
-_POINTWISE: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
 _MOST_FUSED: Final = 3
 """Ops that TensorFlow runs in a product's kernel: a bias, another sum, an activation."""
 
@@ -70,7 +69,7 @@ def _in_a_product(graph: Graph, node: Node, steps: int = _MOST_FUSED) -> bool:
     info = by_name(node.op)
     if info.matmul_engine:
         return True
-    if not steps or info.kind not in _POINTWISE:
+    if not steps or info.kind not in POINTWISE:
         return False
     before = (v.producer for v in graph.following_inputs(node) if v.uses == (node.id,))
     return any(

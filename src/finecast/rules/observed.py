@@ -16,7 +16,7 @@ import numpy as np
 from finecast.graph import PHI, SCALARS, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
-from finecast.ops import OpKind, by_name
+from finecast.ops import MOVES, by_name
 from finecast.rules.base import ANY, KEEP, Context, Rule, Ruling
 from finecast.rules.constants import DIVISORS, scalars
 from finecast.rules.facts import Facts
@@ -134,7 +134,6 @@ OBSERVED = Rule(name="observed_range", judge=_judge)
 _SATURATES: Final[Mapping[str, float]] = {"tanh": 9.02, "erf": 3.93, "sigmoid": 104.0}
 # Names that the op table joins with these functions and that are other ones.
 _OTHERS: Final = ("ScaledTanh", "erfc", "erfinv", "Erfc", "Erfinv")
-_MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
 _KEEPS: Final = frozenset({"identity", "dropout", "neg", "relu"})
 _ADDS: Final = frozenset({"add", "bias_add", "sub"})
 _SCALES: Final = frozenset({"mul", "div"})
@@ -190,7 +189,7 @@ class _Search:
     def _after(self, node: Node, value: Value, least: float) -> float | None:
         """The least magnitude of the results of what overflowed; None if Infs get lost."""
         info = by_name(node.op)
-        if node.op in _KEEPS or (info.kind in _MOVES and info.exact):
+        if node.op in _KEEPS or (info.kind in MOVES and info.exact):
             return least
         if node.op in _SCALES:
             return self._scaled(node, value, least)

@@ -13,13 +13,12 @@ from enum import Enum, auto
 from typing import Final
 
 from finecast.graph import ROUNDS, Graph, Node
-from finecast.ops import OpKind, by_name
+from finecast.ops import MOVES, POINTWISE, OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.folded import computed_from_constants
 from finecast.rules.scaled_operands import origin
 
-_MOVES: Final = frozenset({OpKind.MOVEMENT, OpKind.RELAYOUT})
-_FUSED: Final = _MOVES | {OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL}
+_FUSED: Final = MOVES | POINTWISE
 DEQUANTIZES: Final = frozenset({"dequantize", "fake_quantize"})
 """Ops that convert integer codes to the numbers that they encode."""
 
@@ -113,7 +112,7 @@ def _scales(graph: Graph, node: Node, found: dict[int, _From]) -> bool:
     if not data or not kinds <= {_From.SCALE, _From.SUM} or node.op not in _SCALES_AND_BIASES:
         picks = info.kind is OpKind.POOL and info.exact  # maximum pooling: a code stays one
         # PyTorch's integer kernels accept a cast of their operand, and give the cast's type.
-        passes = picks or info.kind in _MOVES or node.op == "cast"
+        passes = picks or info.kind in MOVES or node.op == "cast"
         if passes and len(kinds) == 1 and None not in kinds:
             found.update((i, k) for i in outputs for k in kinds if k is not None)
         return False

@@ -16,15 +16,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from finecast.graph import Dim, Graph, Node, Value
-from finecast.ops import OpKind, by_name
+from finecast.ops import MOVES, POINTWISE, OpKind, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 
 # Ops whose results have an element for each element of an operand, or for some of them.
-_ALONG: Final = frozenset(
-    {
-        *(OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL, OpKind.MOVEMENT, OpKind.RELAYOUT),
-        *(OpKind.CAST, OpKind.CONSTANT, OpKind.COMPARISON, OpKind.CONTROL),
-    }
+_ALONG: Final = (
+    POINTWISE | MOVES | {OpKind.CAST, OpKind.CONSTANT, OpKind.COMPARISON, OpKind.CONTROL}
 )
 
 

@@ -27,7 +27,7 @@ from finecast.frontends.onnx.constants import (
     constant_tensor,
 )
 from finecast.frontends.onnx.definitions import CONTRIB_DOMAIN
-from finecast.frontends.onnx.editor import MARK, ROUNDING, Editor, drop_unread
+from finecast.frontends.onnx.editor import MARK, ROUNDING, Editor, drop_unread, turn_into
 from finecast.numbers.encodings import packed
 from finecast.numbers.formats import DYNAMIC, Format
 
@@ -119,7 +119,6 @@ def write_product(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
         editor.constant(f"{name}_scales", np.ascontiguousarray(by_column).reshape(-1)),
         *([None, None, extra] if extra is not None else []),
     ]
-    _become(node, _OP, CONTRIB_DOMAIN, inputs)
     attributes = {
         "K": rows,
         "N": columns,
@@ -127,8 +126,7 @@ def write_product(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
         "block_size": block,
         "accuracy_level": _ROUNDED if rounds else _EXACT,
     }
-    for attribute, number in attributes.items():
-        node.attributes[attribute] = ir.AttrInt64(attribute, number)
+    turn_into(node, _OP, inputs, attributes, CONTRIB_DOMAIN)
     node.metadata_props[PRODUCT] = json.dumps(notes)
     editor.model.graph.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
     if not weights.uses() and decodes.graph is not None:
@@ -208,18 +206,8 @@ def _restore(
         editor.made[-1].metadata_props.update({MARK: "", ROUNDING: rounding})
         editor.place_after(operands[0])
     bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
+    extra = [bias] if bias is not None else []
+    how = {"transB": 1} if by_row else {}
     stale = [v for v in node.inputs[1:3] if v is not None]
-    _become(
-        node, op, "", [node.inputs[0], matrices[name], *([bias] if bias is not None else [])]
-    )
-    if by_row:
-        node.attributes["transB"] = ir.AttrInt64("transB", 1)
+    turn_into(node, op, [node.inputs[0], matrices[name], *extra], how)
     drop_unread(stale)
-
-
-def _become(node: ir.Node, op: str, domain: str, inputs: Sequence[ir.Value | None]) -> None:
-    node.op_type, node.domain = op, domain
-    node.resize_inputs(len(inputs))
-    for index, value in enumerate(inputs):
-        node.replace_input_with(index, value)
-    node.attributes.clear()

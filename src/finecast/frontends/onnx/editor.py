@@ -232,3 +232,23 @@ def drop_unread(values: Iterable[ir.Value]) -> None:
             home.initializers.pop(value.name or "")
             if value in home.inputs:
                 home.inputs.remove(value)
+
+
+def turn_into(
+    node: ir.Node,
+    op: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: Mapping[str, Any] | None = None,
+    domain: str = "",
+) -> ir.Node:
+    """Turn ``node`` into an ``op``; constants that it alone read leave the model."""
+    before = [v for v in node.inputs if v is not None and v.is_initializer()]
+    node.op_type, node.domain = op, domain
+    node.resize_inputs(len(inputs))
+    for index, value in enumerate(inputs):
+        node.replace_input_with(index, value)
+    node.attributes.clear()
+    for attribute in ir.convenience.convert_attributes(attributes or {}):
+        node.attributes.add(attribute)
+    drop_unread(v for v in before if not v.is_graph_input())
+    return node

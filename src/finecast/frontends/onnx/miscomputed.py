@@ -1,7 +1,7 @@
 """ONNX ops that OpenVINO reads without a word and computes wrongly.
 
 A model with one of them is not given to OpenVINO: the next engine is tried. Products that
-OpenVINO confuses are in ``frontends/openvino/confused.py``.
+OpenVINO confuses are in ``frontends/openvino/refused.py``.
 """
 
 from __future__ import annotations

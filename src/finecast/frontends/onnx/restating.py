@@ -27,7 +27,7 @@ from finecast.frontends.onnx.constants import (
     constant_tensor,
     unrounded,
 )
-from finecast.frontends.onnx.editor import Editor, drop_unread, is_read
+from finecast.frontends.onnx.editor import Editor, drop_unread, is_read, turn_into
 from finecast.frontends.onnx.opset import opset_of, raise_opset, trains
 from finecast.frontends.onnx.types import infer
 from finecast.frontends.replaying import Restated
@@ -206,25 +206,6 @@ def lowered(model: bytes, engine: str) -> bytes:
     return ir.to_proto(restated).SerializeToString()
 
 
-def _state(
-    node: ir.Node,
-    op: str,
-    inputs: Sequence[ir.Value | None],
-    attributes: Mapping[str, Any] | None = None,
-) -> ir.Node:
-    """Turn ``node`` into an ``op``; constants that it alone read leave the model."""
-    before = [v for v in node.inputs if v is not None and v.is_initializer()]
-    node.op_type = op
-    node.resize_inputs(len(inputs))
-    for index, value in enumerate(inputs):
-        node.replace_input_with(index, value)
-    node.attributes.clear()
-    for attribute in ir.convenience.convert_attributes(attributes or {}):
-        node.attributes.add(attribute)
-    drop_unread(v for v in before if not v.is_graph_input())
-    return node
-
-
 # Einsums as matrix products.
 
 
@@ -241,7 +222,7 @@ def _einsum(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
         _moved(editor, node, right, product.right),
     ]
     node.prepend(editor.take())
-    _state(node, "MatMul", operands)
+    turn_into(node, "MatMul", operands)
     if product.after:
         raw = node.outputs[0]
         result = _moved(editor, node, raw, product.after)
@@ -308,7 +289,9 @@ def _statistics(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
         return ()
     for value in statistics:
         value.type = None  # the stated one would contradict the attribute
-    return (_state(node, node.op_type, node.inputs, {**attributes, "stash_type": int(dtype)}),)
+    return (
+        turn_into(node, node.op_type, node.inputs, {**attributes, "stash_type": int(dtype)}),
+    )
 
 
 def _neutral(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
@@ -318,7 +301,7 @@ def _neutral(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
     number, indices = _NEUTRAL[node.op_type]
     for index in indices:
         if _scalar(node.inputs[index]) == number:
-            return (_state(node, "Identity", [node.inputs[1 - index]]),)
+            return (turn_into(node, "Identity", [node.inputs[1 - index]]),)
     return ()
 
 
@@ -355,10 +338,10 @@ def _quotient(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
         return ()
     if inverse.is_graph_output():
         return ()
-    changed = [_state(node, "Identity", [root])]
+    changed = [turn_into(node, "Identity", [root])]
     for reader in readers:
         other = reader.inputs[1 if reader.inputs[0] is inverse else 0]
-        changed.append(_state(reader, "Div", [other, inverse]))
+        changed.append(turn_into(reader, "Div", [other, inverse]))
     return changed
 
 
@@ -385,7 +368,7 @@ def _hard_swish(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
     if not np.allclose(stated, _HARD_SWISH, rtol=1e-6):
         return ()
     gate = node.outputs[0]
-    return _state(node, "Identity", [x]), _state(product, "HardSwish", [gate])
+    return turn_into(node, "Identity", [x]), turn_into(product, "HardSwish", [gate])
 
 
 def _is_scaled_swish(node: ir.Node) -> bool:
@@ -421,9 +404,9 @@ def _swish(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
     assert reader is not None
     x, alpha = _scaling(product)
     return (
-        _state(product, "Identity", [x]),
-        _state(node, "Identity", [scaled]),
-        _state(reader, "Swish", [gate], {"alpha": alpha}),
+        turn_into(product, "Identity", [x]),
+        turn_into(node, "Identity", [scaled]),
+        turn_into(reader, "Swish", [gate], {"alpha": alpha}),
     )
 
 

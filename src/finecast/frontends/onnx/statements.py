@@ -151,11 +151,7 @@ class Statement:
         into: Converts from fp32 to the type that stores the encoding.
         back: Converts from the type that stores the encoding to fp32.
         since: The first opset that has the nodes for it; None if Cast's definition tells.
-        read: The encoding that the nodes back from a constant state: a later conversion
-            decodes the constant by it. Raises ValueError if they state none. None for formats
-            that are stored in float types.
-        by_casts: Whether the nodes are casts between floats, which a later conversion finds as
-            such; other nodes are marked, and taken out together.
+        by_casts: Whether the nodes are casts between floats; other nodes are marked.
     """
 
     into: Conversion

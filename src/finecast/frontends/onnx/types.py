@@ -23,7 +23,7 @@ from finecast.frontends.onnx.definitions import (
     normal_domain,
 )
 from finecast.frontends.onnx.native import message_without_weights, run_without_weights
-from finecast.ops import OpKind, lookup
+from finecast.ops import POINTWISE, lookup
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,7 +45,6 @@ _NOT_BY_VARIABLE: Final = frozenset(
 _LITERALS: Final = {f"tensor({dtype.name.lower()})": dtype for dtype in ir.DataType}
 _GRAPH_ATTRIBUTES: Final = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
 # Kinds of ops whose result has the largest of the inputs' ranks.
-_BROADCASTING: Final = frozenset({OpKind.ELEMENTWISE, OpKind.TRANSCENDENTAL})
 # Ops whose result has the rank of the first input.
 _LIKE_FIRST: Final = frozenset(
     {"BatchNormalization", "Cast", "Dropout", "Identity", "LayerNormalization", "LogSoftmax"}
@@ -476,6 +475,6 @@ def _rank(node: ir.Node, known: Mapping[str, int]) -> int | None:
     if node.op_type == "Gather":
         return sum(sure) - 1
     kind = lookup(f"onnx::{node.op_type}").kind
-    if kind in _BROADCASTING or (node.op_type == "MatMul" and min(sure) > 1):
+    if kind in POINTWISE or (node.op_type == "MatMul" and min(sure) > 1):
         return max(sure)
     return None

@@ -218,7 +218,6 @@ def of_module(
     arguments: Arguments,
     *,
     dynamic_shapes: Any = None,
-    policy: Policy | None = None,
 ) -> TorchModel:
     """Open a module, or a program in memory, with example inputs.
 
@@ -240,7 +239,7 @@ def of_module(
         if isinstance(module, ConvertedModule)
         else provenance_in(program),
     )
-    captured = file.captured((policy or Policy()).label)
+    captured = file.captured(Policy().label)
     check_examples(captured.module, captured.program, *arguments)
     file = replace(file, digest=captured.graph.digest)
     return TorchModel(file=file, given=arguments)

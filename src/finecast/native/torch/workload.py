@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar
@@ -25,10 +25,9 @@ from finecast.data.functions import (
     metric_value,
     quietly,
 )
-from finecast.data.implied_labels import ImpliedLabels, implied_labels, seconds_for
+from finecast.data.implied_labels import implied_labels, seconds_for
 from finecast.data.metrics import Score
-from finecast.data.samples import Indices
-from finecast.data.workload import CalibrationFunction, Workload
+from finecast.data.workload import JudgedByFunction
 from finecast.engines.base import Array, Feeds, Session
 from finecast.engines.exact import CachedSession
 from finecast.engines.torch.session import ModuleSession, ProgramSignature
@@ -43,48 +42,25 @@ Evaluate = Callable[[torch.nn.Module], float]
 
 
 @dataclass(slots=True, kw_only=True)
-class ModuleWorkload(Workload):
+class ModuleWorkload(JudgedByFunction):
     """A user's evaluation of a module, which is timed on its example inputs.
 
     Attributes:
-        function: Returns the accuracy of a module.
-        name: The function's name.
         known: Its value for the fp32 module, if that is known already.
         examples: The module's example inputs.
         signature: The arguments and results of the module.
-        lower_is_better: Whether less of what the function returns is better.
-        calibrate: Gives the calibration feeds; None for the example inputs.
         inputs: The check of a call's inputs; None for none.
         freed: Captures the module anew, with the sizes free that calls differ in; None where
             that was done already, and is not done again.
-        implied: The right classes that the function implies; None where it implies none.
     """
 
     learns: ClassVar[tuple[str, ...]] = ("implied",)
 
-    function: Evaluate
-    name: str
     known: float | None
     examples: Feeds
     signature: ProgramSignature
-    lower_is_better: bool = False
-    calibrate: CalibrationFunction | None = None
     inputs: InputCheck | None = None
     freed: Callable[[OtherSizes], OpenedModel] | None = None
-    of: tuple[str, ...] = ()
-    slices: int | None = None
-    groups: Indices | None = field(default=None, compare=False)
-    implied: ImpliedLabels | None = None
-
-    @property
-    def higher_is_better(self) -> bool:
-        """As the user states it."""
-        return not self.lower_is_better
-
-    @property
-    def assumes_direction(self) -> bool:
-        """True unless the user states that lower is better."""
-        return not self.lower_is_better
 
     def evaluate(self, session: Session, reference: Session | None) -> float:
         """The function's value for the session's module; for fp32 ``known``, if given.
@@ -118,7 +94,7 @@ class ModuleWorkload(Workload):
                 freed=partial(self.freed, calls.other_sizes),
             )
         if reference is not None:
-            return self._with_margins(value, calls)
+            return self._with_margins(value, calls.outputs)
         check_baseline(
             value,
             self.name,
@@ -138,10 +114,7 @@ class ModuleWorkload(Workload):
                 ),
                 seconds_for(seconds),
             )
-        return self._with_margins(value, calls)
-
-    def _with_margins(self, value: Score, calls: RecordedCalls) -> Score:
-        return self.implied.score(value, calls.outputs) if self.implied else value
+        return self._with_margins(value, calls.outputs)
 
     def _evaluated(self, session: Session) -> EvaluatedModule:
         """What the function gets of a session: its module, or one that runs the session."""
