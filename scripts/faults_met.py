@@ -70,8 +70,8 @@ def met(path: Path) -> set[str]:
     graphs = [frontend.prepare(file, AS_IT_IS).graph]
     with contextlib.suppress(RuntimeError, FinecastError):  # OpenVINO does not read it
         model = openvino.Core().read_model(path)
-        found |= {TIED} if confused_products(model) else set()
-        found |= {PADDING} if computed_padding(model) else set()
+        found |= {TIED} if confused_products(model.get_ops()) else set()
+        found |= {PADDING} if computed_padding(model.get_ops()) else set()
         graphs.append(openvino_frontend.read(model)[0])
     for graph in graphs:
         found |= {f.name for f in FAULTS if any(f.find(graph, low) for low in f.formats)}
