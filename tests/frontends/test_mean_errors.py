@@ -77,3 +77,20 @@ def test_an_error_is_shown_where_it_arises(opset: int) -> None:
     second_error = rounded(second, corrected, W1) - middle @ W1
     assert shown[1] == pytest.approx(second_error.mean(axis=0), abs=1e-4)
     assert np.abs(shown[1]).max() > 1e-2
+
+
+def test_both_copies_may_select_other_numbers() -> None:
+    """ONNX Runtime has values share memory whose open sizes have one name."""
+    proto = parse(
+        "net (float[n, 8] x) => (int64[2, k] y) { p = Relu (x) [selected] y = NonZero (p) }",
+        opset=18,
+    )
+    model = ir.from_proto(proto)
+    name_nodes(model)
+    infer(model, shapes=True)
+    coded, plain = (EditedModel(*read(model.clone())) for _ in range(2))
+    coded.join(plain)
+    values = [v for node in coded.binding.model.graph for v in node.outputs]
+    assert [node.op_type for node in coded.binding.model.graph].count("NonZero") == 2
+    sizes = [str(d) for v in values for d in v.shape or () if isinstance(d, ir.SymbolicDim)]
+    assert len(sizes) == len(set(sizes)) == 4

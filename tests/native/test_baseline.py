@@ -127,13 +127,9 @@ INTEGERS = {
 }
 
 
-@pytest.mark.skipif(not installed("openvino"), reason="OpenVINO is not installed")
-@pytest.mark.parametrize("name", INTEGERS)
-def test_wrong_integers_are_named_with_the_op_and_the_engine(
-    name: str, tmp_path: Path
-) -> None:
-    """Random inputs show it, too: of ids that a remainder reduces large ones are drawn."""
-    text, wanted = INTEGERS[name]
+def write_integers(name: str, folder: Path) -> Path:
+    """The model of ``INTEGERS``, in a file."""
+    text, _ = INTEGERS[name]
     model = parse(f"net {text}", opset=17)
     arrays = {
         "w": RNG.normal(size=(SIDE, SIDE)).astype(np.float32),
@@ -148,16 +144,36 @@ def test_wrong_integers_are_named_with_the_op_and_the_engine(
     model.graph.initializer.extend(
         numpy_helper.from_array(a, n) for n, a in arrays.items() if n in read
     )
-    onnx.save(model, tmp_path / "net.onnx")
-    done = finecast.convert(
-        tmp_path / "net.onnx", tmp_path / "o.onnx", "none", engine="openvino"
-    )
-    (told_of,) = (w for w in done.warnings if "disagree" in w)
-    assert wanted in told_of
-    alone = finecast.convert(
-        tmp_path / "net.onnx", tmp_path / "p.onnx", "none", engine="onnxruntime"
-    )
+    onnx.save(model, folder / "net.onnx")
+    return folder / "net.onnx"
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="OpenVINO is not installed")
+@pytest.mark.parametrize("name", INTEGERS)
+def test_wrong_integers_are_named_with_the_op_and_the_engine(
+    name: str, tmp_path: Path
+) -> None:
+    """Random inputs show it, too: of ids that a remainder reduces large ones are drawn."""
+    net = write_integers(name, tmp_path)
+    done = finecast.convert(net, tmp_path / "o.onnx", "none", engine="openvino")
+    (text,) = (w for w in done.warnings if "disagree" in w)
+    assert INTEGERS[name][1] in text
+    assert text.endswith("engine onnxruntime takes the other")
+    alone = finecast.convert(net, tmp_path / "p.onnx", "none", engine="onnxruntime")
     assert not any("disagree" in w for w in alone.warnings)
+
+
+@pytest.mark.skipif(not installed("openvino"), reason="OpenVINO is not installed")
+def test_an_onnx_file_that_becomes_ir_has_a_second_engine_too(tmp_path: Path) -> None:
+    """Only OpenVINO runs IR, but ONNX Runtime runs the file that it is made of."""
+    net = write_integers("Cast", tmp_path)
+    (text,) = (
+        w
+        for w in finecast.convert(net, tmp_path / "o.xml", "none").warnings
+        if "disagree" in w
+    )
+    assert INTEGERS["Cast"][1] in text
+    assert text.endswith("engine onnxruntime takes the other, if the output is ONNX")
 
 
 @pytest.mark.skipif(not installed("openvino"), reason="OpenVINO is not installed")

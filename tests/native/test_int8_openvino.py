@@ -312,6 +312,33 @@ def test_so_does_a_16_bit_op_that_the_codes_do_not_load_beside(
     assert done.verified.engine == "openvino"
 
 
+def test_a_bias_behind_integers_is_not_cast_before_it_is_added(
+    tmp_path: Path, engine: OpenVinoEngine
+) -> None:
+    """Without a bias in fp32 a convolution of open shape is scaled twice for two readers."""
+    skipped = """
+<ir_version: 10, opset_import: ["" : 20]>
+skipped (float[n,8,16,16] x) => (float[n,4,16,16] y, float[n,16,16,16] z) {
+  [first] a = Conv <pads = [1, 1, 1, 1]> (x, w, b)
+  [second] y = Conv (a, v)
+  [skip] z = Elu (a)
+}"""
+    shapes = {"w": (16, 8, 3, 3), "b": (16,), "v": (4, 16, 1, 1)}
+    given = write_drawn(tmp_path / "net.onnx", skipped, shapes)
+    ir, out = tmp_path / "net.xml", tmp_path / "low.xml"
+    openvino.save_model(openvino.convert_model(given), ir, compress_to_fp16=False)
+    data = {"x": np.random.default_rng(2).standard_normal((4, 8, 16, 16)).astype(np.float32)}
+    done = api.convert(ir, out, "all:int8,bf16", data=data, engine="openvino", verify=False)
+    assert done.plan.formats["first"] is Format.FP32
+    assert INT8 in done.plan.formats.values()
+    outputs = zip(*(engine.load(m).run(data).values() for m in (out, ir)), strict=True)
+    for low_output, exact in (
+        (a.astype(np.float64), b.astype(np.float64)) for a, b in outputs
+    ):
+        error = np.linalg.norm(low_output - exact) / np.linalg.norm(exact)
+        assert error < 8 * Format.INT8.unit_roundoff  # .98 with the scale squared
+
+
 @pytest.mark.parametrize("policy", ["all:bf16", "all:int8,bf16"])
 def test_instance_norms_have_one_verdict_in_both_forms(
     policy: str, tmp_path: Path, engine: OpenVinoEngine
@@ -327,6 +354,25 @@ def test_instance_norms_have_one_verdict_in_both_forms(
         (norm,) = (d.format for d in done.plan.decisions if d.op.endswith("_norm"))
         forms.append((norm, done.plan.decisions[-1].format))
     assert forms == [(Format.BF16, INT8 if "int8" in policy else Format.BF16)] * 2
+
+
+def test_global_pools_have_one_verdict_in_both_forms(
+    tmp_path: Path, engine: OpenVinoEngine
+) -> None:
+    """In IR they are a mean over 576 numbers, whose kernel has the sum in fp32, too."""
+    pooled = """
+<ir_version: 10, opset_import: ["" : 20]>
+pooled (float[2,3,24,24] x) => (float[2,8,1,1] y) {
+  [conv] a = Conv <pads = [1, 1, 1, 1]> (x, w)
+  [pool] y = GlobalAveragePool (a)
+}"""
+    given = write_drawn(tmp_path / "net.onnx", pooled, {"w": (8, 3, 3, 3)})
+    ir = tmp_path / "net.xml"
+    openvino.save_model(openvino.convert_model(given), ir, compress_to_fp16=False)
+    for model, name in ((given, "global_average_pool"), (ir, "reduce_mean")):
+        done = api.convert(model, None, "all:bf16", engine="openvino")
+        (pool,) = (d for d in done.plan.decisions if d.op == name)
+        assert pool.format is Format.BF16
 
 
 def normalized(number: int) -> str:

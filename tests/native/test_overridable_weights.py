@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,16 @@ def test_a_weight_becomes_a_constant(ir_version: int, options: dict[str, bool]) 
     assert list(kinds.values()) == [onnx.TensorProto.FLOAT16]
     assert "w" not in _inputs(low)
     assert 0 < np.abs(_outputs(low, x=X) - X @ W).max() < 40 * EPS
+
+
+@pytest.mark.parametrize("ir_version", [3, 8])
+def test_those_of_a_file_that_becomes_openvinos_are_told(
+    ir_version: int, tmp_path: Path
+) -> None:
+    onnx.save(_model(ir_version), tmp_path / "net.onnx")
+    low = finecast.convert(tmp_path / "net.onnx", tmp_path / "low.xml", "all:bf16")
+    told = "1 weight is an input, too: OpenVINO reads them as constants, which a caller cannot"
+    assert any(told in text for text in low.warnings)
 
 
 @pytest.mark.parametrize("frozen", [True, False])

@@ -1,4 +1,4 @@
-"""The lowest plan: every op that may be low is, except movers between fp32 ops."""
+"""The lowest plan: every op that may be low is, but for movers and parts of kernels."""
 
 from __future__ import annotations
 
@@ -53,6 +53,27 @@ def test_what_is_moved_to_or_from_a_low_op_is_low() -> None:
 def test_a_constant_is_stored_low() -> None:
     constant = "constant %0 w fp32[2] size=2"
     assert formats(chain(KINDS[0], KINDS[1], source=constant), {1}) == "lh"
+
+
+def test_what_an_integer_kernel_adds_and_scales_by_is_not_cast_before() -> None:
+    """But what is read by others, too, or behind another op, is no part of the kernel."""
+    graph = from_text(
+        "graph 0\ninput %0 x fp32[2, 8, 4, 4]\nconstant %1 w fp32[8, 8, 1, 1] size=64\n"
+        "constant %2 c fp32[1, 8, 1, 1] size=8\n"
+        "node conv conv onnx::Conv fp32 (%0, %1) -> (%3 a fp32[2, 8, 4, 4])\n"
+        "node scale mul onnx::Mul fp32 (%3, %2) -> (%4 b fp32[2, 8, 4, 4])\n"
+        "node bias add onnx::Add fp32 (%2, %4) -> (%5 d fp32[2, 8, 4, 4])\n"
+        "node twice add onnx::Add fp32 (%5, %2) -> (%6 e fp32[2, 8, 4, 4])\n"
+        "node act relu onnx::Relu fp32 (%5) -> (%7 f fp32[2, 8, 4, 4])\n"
+        "node after add onnx::Add fp32 (%7, %2) -> (%8 g fp32[2, 8, 4, 4])\n"
+        "output %6\noutput %8"
+    )
+    both = {n.id: Permission(formats=FREE, reasons=()) for n in graph.float_nodes}
+    both[0] = Permission(formats=FREE | {Format.INT8}, reasons=())
+    names = {n.id: n.name for n in graph.nodes}
+    stay = {names[i] for i, f in lowest(graph, both, Format.INT8, BF16).items() if f is FP32}
+    assert stay == {"scale", "bias"}
+    assert BF16 in {lowest(graph, both, BF16)[n.id] for n in graph.nodes if n.name == "bias"}
 
 
 @st.composite

@@ -179,6 +179,19 @@ def test_which_outputs_are_free(
     assert {one.name: one.axes for one in free_outputs(graph)} == axes
 
 
+@pytest.mark.parametrize("select", ["i = NonZero(mask)", "i, j, k, l = Unique(ids)"])
+def test_what_is_selected_by_given_integers_has_its_length(
+    select: str, tmp_path: Path
+) -> None:
+    """No rounding changes how many tokens a mask leaves, or which ids are there."""
+    net = f"""
+net (bool[n] mask, int64[n] ids) => (float[k,4] y)
+<float[8,4] w = {{{WEIGHTS}}}, int64[1] flat = {{-1}}>
+{{ {select} f = Reshape(i, flat) y = Gather(w, f) }}
+"""
+    assert free_outputs(graph_of(parse(net), tmp_path)) == ()
+
+
 def test_a_row_of_another_class_is_another_row() -> None:
     """Rows were partners whatever their class: 16 in place of 17 was near."""
     rng = np.random.default_rng(9)

@@ -25,7 +25,8 @@ from finecast.rules.scaled_operands import origin
 # OpenVINO multiplies the sum of a convolution's codes by the scales for each op that reads the
 # result. Where the shape is open and the convolution has no bias it then fuses all of these
 # multiplications into the convolution, one after the other: with two readers the result is
-# multiplied by the scale's square. With a bias, or fixed shapes, it does not. Ops that change
+# multiplied by the scale's square. With a bias, or fixed shapes, it does not; a bias behind a
+# cast is none, and so keeps fp32 beside codes (`planning.planner.lowest`). Ops that change
 # nothing, such as Identity, Dropout or a Pad by zeros, it removes before.
 
 _CONV_SCALES = frozenset({"mul", "div", "neg"})

@@ -34,11 +34,25 @@ _MOST_TOLD: Final = 3
 
 @dataclass(slots=True, kw_only=True)
 class SecondOpinion:
-    """The fp32 model in another engine than ``engine``, if there is one that loads it."""
+    """The fp32 model in another engine than ``engine``, if there is one that loads it.
+
+    Attributes:
+        source: The model, as the library of its file reads it.
+        engine: The engine that is compared.
+        remedy: What else than the engine's option takes its numbers.
+    """
 
     source: Source
     engine: Engine
+    remedy: str = ""
     _loaded: Session | None = None
+
+    @classmethod
+    def on(cls, source: Source, engine: Engine) -> SecondOpinion:
+        """That on ``source``; of an ONNX file that is read for IR, on the file's own model."""
+        exported = source.exported
+        remedy = "" if exported is source else f", if the output is {exported.library}"
+        return cls(source=exported, engine=engine, remedy=remedy)
 
     @property
     def other(self) -> Engine | None:
@@ -123,7 +137,7 @@ def _text(
     texts = "; ".join((*shown, *left_out(len(wrong), _MOST_TOLD, " outputs differ")))
     return (
         f"{engine} and {other} disagree about the fp32 model: {texts}."
-        f" Errors here are against {engine}'s; --engine {other} takes the other"
+        f" Errors here are against {engine}'s; --engine {other} takes the other{second.remedy}"
     )
 
 

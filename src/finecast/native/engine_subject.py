@@ -227,7 +227,7 @@ class EngineSubject(Subject):
         note = quantized_mismatch(
             prepared.graph, self.engine.name, got, lambda: self.model.reference().run(feeds)
         )
-        second = SecondOpinion(source=self.model, engine=self.engine)
+        second = SecondOpinion.on(self.model, self.engine)
         differs = differing(second, prepared.graph, feeds, got)
         self.tell(*filter(None, (note, differs)))
 

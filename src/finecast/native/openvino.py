@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from finecast.engines.base import Session
 from finecast.engines.loading import exact_session
-from finecast.errors import UsageError, naming
+from finecast.errors import FinecastError, UsageError, naming
 from finecast.files import check_writable
 from finecast.files.staging import staging
 from finecast.frontends import openvino as frontend
 from finecast.frontends.keras_models import KERAS_SUFFIX
 from finecast.frontends.native_model import NativeModel
 from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
-from finecast.frontends.openvino.model import IR_SUFFIX, WEIGHTS_SUFFIX
+from finecast.frontends.openvino.model import IR_SUFFIX, ONNX_SUFFIX, WEIGHTS_SUFFIX
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Dim
 from finecast.native.artefact import Destination, Verified
 from finecast.native.engine_model import EngineModel
-from finecast.native.source import EngineBuilt, VerifyOn, check_trust
+from finecast.native.source import EngineBuilt, Source, VerifyOn, check_trust
 from finecast.native.verifying import publish, verify
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
@@ -68,6 +69,17 @@ class OvModel(EngineModel[OvFile, OvPrepared]):
     def reference(self) -> Session:
         """The model in OpenVINO, in the types that it states, and under no hint."""
         return self.knowing_free(exact_session(frontend.stated_in_types(self.file)))
+
+    @property
+    def exported(self) -> Source:
+        """The ONNX model that this one was read from, which other engines run, too."""
+        if self.path.suffix.lower() != ONNX_SUFFIX or not self.path.is_file():
+            return self
+        from finecast.native import onnx
+
+        with suppress(FinecastError):  # OpenVINO reads what ONNX's own library does not
+            return onnx.read(self.path)
+        return self
 
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
         """A copy that rounds by arithmetic."""

@@ -236,6 +236,11 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         del engine
         return None
 
+    @property
+    def exported(self) -> Source:
+        """The model as the library of its file reads it; by default this one."""
+        return self
+
     def truth(self) -> tuple[Session | None, tuple[str, ...]]:
         """The fp64 model that this one was converted from, if any, and notes for the user."""
         return None, tuple(self.told)

@@ -74,7 +74,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
             return _run_alone(pair, feeds, error.what), None
         raise
     with as_given():
-        second = SecondOpinion(source=pair.source, engine=engine)
+        second = SecondOpinion.on(pair.source, engine)
         ran = reference_run(reference, feeds, applied.graph, second)
     followed = _followed(reference, ran)
     doubt = ""

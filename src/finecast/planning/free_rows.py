@@ -1,9 +1,9 @@
 """Outputs whose length depends on numbers, compared as sets of rows.
 
-NonZero, a boolean mask or NMS behind a threshold give more or fewer rows where a number
-crosses the threshold. Such outputs are told from the graph: their length follows from such an
-op. Rows are partners if they are near, whatever their place; outputs of one such op (boxes,
-scores and classes) have their partners together.
+NonZero, a boolean mask or NMS behind a threshold give more or fewer rows where a number that
+is rounded crosses the threshold. Such outputs are told from the graph: their length follows
+from such an op. Rows are partners if they are near, whatever their place; outputs of one such
+op (boxes, scores and classes) have their partners together.
 
 Law: two outputs that hold the same rows in any order are equal; a row without a partner counts
 as lost as a whole, and a new one as an error of its own size.
@@ -146,7 +146,9 @@ def _free_values(graph: Graph) -> Mapping[int, frozenset[int]]:
         shaping = read[:1] if node.op in _KEEPS_FIRST else read
         origins = frozenset[int]().union(*(free.get(i, ()) for i in shaping))
         numbers = node.op not in READS_SHAPE_ONLY
-        if makes_rows(graph, node) or _takes_size(node, rounded):
+        # Of a mask that is given all models have as many rows.
+        selects = makes_rows(graph, node) and not rounded.isdisjoint(read)
+        if selects or _takes_size(node, rounded):
             origins |= {node.id}
         depends = numbers and not data.isdisjoint(read)
         for index in (i for i in node.outputs if i is not None):

@@ -18,7 +18,9 @@ from finecast.planning.range_scaling import RangeScaling, scaled_plan
 from finecast.planning.units import Units
 from finecast.rules import Permission
 from finecast.rules.base import DECISION, Reason
+from finecast.rules.folded import settled
 from finecast.rules.policy import Policy
+from finecast.rules.scaled_operands import BIASES_AND_SCALES
 
 # Formats of all nodes from their permissions alone, without a cost model.
 
@@ -29,9 +31,16 @@ def lowest(
     """For each node the first of ``lows`` that is permitted, else fp32, else the smallest.
 
     An op that only moves numbers from fp32 ops to fp32 ops stays fp32 where it is permitted:
-    in a low format it would round the numbers and save no computation.
+    in a low format it would round the numbers and save no computation. So does a bias or a
+    scale of a product on codes, which runs in the product's kernel: with a cast in between
+    it would need a kernel of its own.
     """
     formats = {i: pick(p, *lows, Format.FP32) for i, p in permissions.items()}
+    formats |= {
+        i: Format.FP32
+        for i in _fused_into_codes(graph, formats)
+        if Format.FP32 in permissions[i].formats
+    }
     free = (
         i
         for i, fmt in formats.items()
@@ -62,6 +71,23 @@ def chosen(
         fmt = of.get(i, Format.FP32)
         formats[i] = pick(permission, fmt, fmt.storage, Format.FP32)
     return formats
+
+
+def _fused_into_codes(graph: Graph, formats: Mapping[int, Format]) -> set[int]:
+    """Biases and scales, as ops with constants, behind products whose formats are codes."""
+    coded = {i for i, fmt in formats.items() if fmt.runs_on_codes}
+    fused: set[int] = set()
+    for node in graph.float_nodes:
+        computed = [v for v in graph.following_inputs(node) if v.id not in graph.once(settled)]
+        if node.op not in BIASES_AND_SCALES or len(computed) != 1:
+            continue
+        maker = graph.maker(computed[0])
+        if maker is None or computed[0].uses != (node.id,) or computed[0].is_output:
+            continue
+        product = by_name(maker.op).matmul_engine and maker.id in coded
+        if product or maker.id in fused:
+            fused.add(node.id)
+    return fused
 
 
 def _apart_from_low(
@@ -213,7 +239,8 @@ class Planner:
         stated = {f: f"@{how.value}" for f in lows if how.changes(f)}
         names = [f.label + stated.get(f, "") for f in lows]
         kept = (
-            f"it may not have {' or '.join(names)}, or only moves numbers between ops in fp32"
+            f"it may not have {' or '.join(names)}, only moves numbers between ops in fp32, or"
+            " runs in an integer kernel"
         )
         does = f"every op that may have {names[0]} does"
         if len(names) > 1:

@@ -31,7 +31,7 @@ _PLACES: Final = frozenset({OpKind.RELAYOUT, OpKind.MOVEMENT, OpKind.POOL})
 _PRODUCTS: Final = frozenset({"linear", "matmul", "gemm"})
 _MATRIX: Final = 2  # dimensions
 _CONVOLUTIONS: Final = frozenset({"conv", "group_conv"})
-_BIASES_AND_SCALES: Final = frozenset({"add", "sub", "mul", "batch_norm"})
+BIASES_AND_SCALES: Final = frozenset({"add", "sub", "mul", "batch_norm"})
 
 
 def scaled_operands(graph: Graph, node: Node, fmt: Format) -> Axes:
@@ -279,7 +279,7 @@ def _joins(graph: Graph, value: Value) -> bool:
     computed_values = [v for v in sources if v.id not in graph.once(settled)]
     if ROUNDS in maker.attributes and sources:
         return _joins(graph, sources[0])
-    if maker.op in _BIASES_AND_SCALES and len(computed_values) == 1:
+    if maker.op in BIASES_AND_SCALES and len(computed_values) == 1:
         return _joins(graph, computed_values[0])
     return maker.op in _CONVOLUTIONS
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from finecast.graph import Graph, Node
+from finecast.graph import Dim, Graph, Node, Value
 from finecast.ops import OpKind, Tier, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.constants import DIVISORS, scalars
@@ -24,6 +24,8 @@ def _judge_tier(node: Node, context: Context) -> Ruling | None:
         return None  # the op's error on real data decides
     if divides_by_constant(context.graph, node):
         return None  # as well-behaved as a multiplication by the reciprocal
+    if _pools_positions(node, context):
+        return None
     return Ruling(
         permits=KEEP, text=f"{info.name} loses digits or range, and nothing was measured"
     )
@@ -38,6 +40,30 @@ def divides_by_constant(graph: Graph, node: Node) -> bool:
         return bool(scalars(node))
     divisor = node.inputs[port]
     return divisor is not None and graph.values[divisor].constant is not None
+
+
+_SQUARES = frozenset({"mul", "pow", "square"})
+
+
+def _pools_positions(node: Node, context: Context) -> bool:
+    """Whether ``node`` is a global average pool that is written as a mean.
+
+    OpenVINO's IR and PyTorch's decompositions have no other op for it. It is the mean over
+    all positions of signals, images or volumes, whose channels are the second axis or the
+    last one. A mean of products, or one that is subtracted, belongs to a norm.
+    """
+    graph = context.graph
+    read, result = graph.read(node, 0), node.outputs[0]
+    if node.op != "reduce_mean" or read is None or result is None:
+        return False
+    rank, axes = len(_shape(read, context) or ()), _axes(node, context, ())
+    positions = sorted(axis % rank for axis in axes) if rank else []
+    if rank < 3 or positions not in ([*range(2, rank)], [*range(1, rank - 1)]):
+        return False
+    maker = graph.maker(read)
+    return (maker is None or maker.op not in _SQUARES) and all(
+        reader.op != "sub" for reader in graph.readers(graph.values[result])
+    )
 
 
 TIER = Rule(name="tier", judge=_judge_tier)
@@ -65,6 +91,8 @@ def _judge_depth(node: Node, context: Context) -> Ruling | None:
     sums = info.kind in _REDUCTIONS or node.op in _POWER_SUMS
     if not info.accumulates or not sums or context.measured:
         return None
+    if _pools_positions(node, context):
+        return None
     depth = max(_depth(node, context), _normalized(node, context))
     bound = depth * context.low.unit_roundoff
     if bound < 1:
@@ -82,8 +110,7 @@ def _depth(node: Node, context: Context) -> int:
     for index in (node.inputs[0], node.outputs[0]):
         if index is None:
             return 0
-        facts = context.facts.get(index)
-        shape = facts.shape if facts else context.graph.values[index].shape
+        shape = _shape(context.graph.values[index], context)
         if shape is None or not all(isinstance(d, int) for d in shape):
             return 0
         sizes.append(math.prod(d for d in shape if isinstance(d, int)))
@@ -92,17 +119,29 @@ def _depth(node: Node, context: Context) -> int:
 
 def _normalized(node: Node, context: Context) -> int:
     """Number of elements that each number of a norm's result depends on; 0 for other ops."""
-    of, source = _POWER_SUMS.get(node.op, ()), node.inputs[0]
-    facts = None if source is None else context.facts.get(source)
-    value = None if source is None else context.graph.values[source]
-    shape = (facts.shape if facts else value.shape if value else None) or ()
-    axes: Any = node.attributes.get("axes", node.attributes.get("axis", of))
-    if len(node.inputs) > 1 and node.inputs[1] is not None:  # OpenVINO's norms read them
-        constant = context.graph.values[node.inputs[1]].constant
-        axes = () if constant is None else constant.read().reshape(-1).tolist()
-    axes = (axes,) if isinstance(axes, int) else axes
+    of, read = _POWER_SUMS.get(node.op, ()), context.graph.read(node, 0)
+    shape = (None if read is None else _shape(read, context)) or ()
+    axes = _axes(node, context, of)
     sizes = [shape[a] for a in axes if of and -len(shape) <= a < len(shape)]
     return math.prod(s for s in sizes if isinstance(s, int)) if sizes else 0
+
+
+def _shape(value: Value, context: Context) -> tuple[Dim, ...] | None:
+    """The observed shape of ``value``, or the declared one."""
+    facts = context.facts.get(value.id)
+    return facts.shape if facts else value.shape
+
+
+def _axes(node: Node, context: Context, default: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes that ``node`` sums over; none where they are computed."""
+    if len(node.inputs) > 1 and node.inputs[1] is not None:  # OpenVINO's ops read them
+        constant = context.graph.values[node.inputs[1]].constant
+        return () if constant is None else tuple(constant.read().reshape(-1).tolist())
+    stated: Any = next(
+        (node.attributes[key] for key in ("axes", "axis", "dim") if key in node.attributes),
+        default,
+    )
+    return (stated,) if isinstance(stated, int) else tuple(stated)
 
 
 DEPTH = Rule(name="reduction_depth", judge=_judge_depth)

@@ -231,12 +231,18 @@ def with_inputs(file: OnnxFile, *, frozen: bool) -> OnnxFile:
     return replace(file, model=model, frozen=frozen, message=None, told=(*others, *notes))
 
 
+def weights_on_inputs(model: ir.Model) -> str:
+    """How many weights are inputs, too, in words; empty if there are none."""
+    count = sum(v.is_initializer() for v in model.graph.inputs)
+    weights = "1 weight is an input" if count == 1 else f"{count} weights are inputs"
+    return f"{weights}, too" if count else ""
+
+
 def _on_inputs(model: ir.Model) -> tuple[str, ...]:
     """What the user is told of weights that are inputs, too; empty if there are none."""
-    count = sum(v.is_initializer() for v in model.graph.inputs)
-    if not count:
+    weights = weights_on_inputs(model)
+    if not weights:
         return ()
-    weights = "1 weight is an input" if count == 1 else f"{count} weights are inputs"
     if (model.ir_version or 0) < FREE_INITIALIZERS:
         text = (
             "as IR version 3 asks of all: in the converted model they are constants, which a"
@@ -247,7 +253,7 @@ def _on_inputs(model: ir.Model) -> tuple[str, ...]:
             "which a caller may replace: they stay fp32 inputs, and ops that read them keep"
             " fp32 or cast them in each call (--freeze-inputs makes them constants)"
         )
-    return (f"{weights}, too, {text}",)
+    return (f"{weights}, {text}",)
 
 
 def _parse(path: Path) -> onnx.ModelProto:

@@ -76,6 +76,17 @@ _TYPE_ATTRIBUTES: Final = {
 }
 
 
+def _apart(shape: ir.Shape | None) -> ir.Shape | None:
+    """``shape`` with other names of open sizes: that of a NonZero is another in each model.
+
+    ONNX Runtime has values of one size share their memory, and takes equal names for that.
+    """
+    if shape is None:
+        return None
+    sizes = (d if isinstance(d, int) else d.value for d in shape)
+    return ir.Shape(f"{_JOINED}{d}" if isinstance(d, str) else d for d in sizes)
+
+
 def apply_edits(
     graph: Graph,
     binding: OnnxBinding,
@@ -372,6 +383,7 @@ class EditedModel(NativeModel):
             value.replace_all_uses_with(own, replace_graph_outputs=True)
         for value in every_value(exact):
             value.name = f"{_JOINED}{value.name}"
+            value.shape = _apart(value.shape)
         for node in exact.graph.all_nodes():
             node.name = f"{_JOINED}{node.name}"
         constants, nodes = [*exact.graph.initializers.values()], [*exact.graph]

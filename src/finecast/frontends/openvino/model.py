@@ -22,7 +22,7 @@ from finecast.frontends.keras_models import (
 )
 from finecast.frontends.onnx import model as onnx_model
 from finecast.frontends.onnx.miscomputed import miscomputed
-from finecast.frontends.onnx.model import without_links
+from finecast.frontends.onnx.model import weights_on_inputs, without_links
 from finecast.frontends.openvino.changes import converted, marked, with_every_mark, write_marks
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import name_ops, renumber_ops
@@ -136,7 +136,7 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
     """
     if not path.exists():
         raise UsageError("no such file", where=str(path), fix="check the path")
-    parts = _parts(path)
+    parts, notice = _onnx_parts(path) if _suffix(path) == ONNX_SUFFIX else (_parts(path), "")
     try:
         for part in parts:
             with part.open("rb"):
@@ -165,7 +165,7 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
             data=[os.path.relpath(p, path.parent) for p in external],
         ).load()
         model = _core().read_model(readable)
-        told += (state_left_out(readable),)
+        told += (state_left_out(readable), notice)
     _check(model, path, kind, fix)
     fold_reshapes(model)
     own = _suffix(path) == IR_SUFFIX
@@ -325,23 +325,31 @@ def _suffix(path: Path) -> str:
 
 
 def _parts(path: Path) -> list[Path]:
-    """The files of a model: itself and its weights, or all in its folder, sorted.
-
-    Raises:
-        ModelError: If an ONNX model is malformed, or its weights are outside of its folder; or
-            if OpenVINO computes an op of it wrongly.
-    """
+    """The files of a model: itself and its weights, or all in its folder, sorted."""
     if path.is_dir():
         return sorted(p for p in path.rglob("*") if p.is_file())
-    if _suffix(path) == ONNX_SUFFIX:
-        file = onnx_model.load(path)
-        if wrong := miscomputed(file.model, lambda: file.model):
-            fix = _KINDS[ONNX_SUFFIX][1]
-            raise ModelError(f"not given to OpenVINO: {wrong}", where=str(path), fix=fix)
-        return [path, *file.external]
     beside = _BESIDE.get(_suffix(path))
     weights = None if beside is None else path.with_suffix(beside)
     return [path] if weights is None or not weights.is_file() else [path, weights]
+
+
+def _onnx_parts(path: Path) -> tuple[list[Path], str]:
+    """The files of an ONNX model, and a notice of weights that callers could feed.
+
+    Raises:
+        ModelError: If it is malformed, or its weights are outside of its folder; or if
+            OpenVINO computes an op of it wrongly.
+    """
+    file = onnx_model.load(path)
+    if wrong := miscomputed(file.model, lambda: file.model):
+        fix = _KINDS[ONNX_SUFFIX][1]
+        raise ModelError(f"not given to OpenVINO: {wrong}", where=str(path), fix=fix)
+    weights = weights_on_inputs(file.model)
+    notice = weights and (
+        f"{weights}: OpenVINO reads them as constants, which a caller cannot feed (an ONNX"
+        " output can keep them inputs)"
+    )
+    return [path, *file.external], notice
 
 
 @contextmanager
