@@ -82,7 +82,10 @@ def kind_of(value: object) -> str:
 
 def percent(share: float, digits: int = 3) -> str:
     """``2.5%`` for .025, with so many digits; ``inf`` and ``nan`` as they are."""
-    return f"{100 * share:.{digits}g}" + ("%" if math.isfinite(share) else "")
+    if not math.isfinite(share):
+        return f"{share}"
+    large = abs(share) >= 10.0 ** (digits - 2)  # more digits rather than 4e+02
+    return f"{100 * share:,.0f}%" if large else f"{100 * share:.{digits}g}%"
 
 
 def percents(*shares: float) -> list[str]:
