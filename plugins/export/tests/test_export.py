@@ -362,7 +362,7 @@ def test_models_of_other_libraries_are_refused(net: Path, program: Path) -> None
         export(planned(net, third="int8_weights"), "torchao")
     with pytest.raises(UsageError, match=r"nncf reads models of ONNX"):
         export(planned(program, softmax="int8"), "nncf")
-    with pytest.raises(UsageError, match=r"onnxruntime can state nothing.*third is fp16"):
+    with pytest.raises(UsageError, match=r"onnxruntime can express nothing.*third is fp16"):
         export(planned(net, third="fp16"), "onnxruntime")
     with pytest.raises(UsageError, match="the plan has no op in reduced precision"):
         export(planned(net), "neuron")

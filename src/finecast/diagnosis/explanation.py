@@ -79,7 +79,7 @@ def decider_of(decision: Decision) -> str:
         if r.rule == DECISION
     )
     named = [f"{'rule' if len(rules) == 1 else 'rules'} {', '.join(rules)}"] if rules else []
-    return ", ".join((*named, *chosen)) or "not stated"
+    return ", ".join((*named, *chosen)) or "no reason is known"
 
 
 def _time_us(decision: Decision) -> float:

@@ -149,8 +149,8 @@ def _chosen_engine(result: Result) -> list[str]:
         hinted = " by its bf16 hint" if preferred.unsearched_s < preferred.call_s else ""
         there, here = (s * 1e3 for s in (own.call_s, preferred.unsearched_s))
         lines.append(
-            f"{title_of(own.engine)} was chosen: in a first look fp32 takes {there:.3g} ms a"
-            f" call there, {here:.3g} in {title_of(preferred.engine)}{hinted}"
+            f"{title_of(own.engine)} was chosen: in a quick comparison fp32 takes {there:.3g}"
+            f" ms a call there, {here:.3g} in {title_of(preferred.engine)}{hinted}"
         )
     alone = own.gain_of_one_thread
     if alone > 1:
@@ -203,7 +203,7 @@ def notes(result: Result) -> list[str]:
     if result.engine_times:
         told = ", ".join(time.text for time in result.engine_times)
         lines.append(
-            f"fp32 in a first look, a call: {told}; --engine names the one to tune for"
+            f"a call of fp32 in a quick comparison of engines: {told}; choose by --engine"
         )
     lines += [one.text for one in result.other_engines]
     faster = next_faster(record, result.plan.digest)
@@ -251,7 +251,19 @@ def timed_in(result: Result) -> str:
     speeds, apart = result.speedups, ""
     if len(speeds) > 1:
         apart = f"; in {len(speeds)} processes x{min(speeds):.2f} to x{max(speeds):.2f}"
-    return f"timed in {title_of(result.engine)}, {threads}{apart}"
+    return f"timed in {title_of(result.engine)}, {threads}{_sizes(result)}{apart}"
+
+
+def _sizes(result: Result) -> str:
+    """How many samples the timed calls have; empty if no call has more than one."""
+    counts: list[int] = []
+    for call in result.conditions.get("timed") or ():
+        fronts = {shape[0] if shape else 1 for shape in call.values()}
+        counts.append(fronts.pop() if len(fronts) == 1 else 1)
+    if max(counts, default=1) <= 1:
+        return ""
+    sizes = enumerated(sorted(set(counts)))
+    return f", calls of {sizes} samples"
 
 
 def _parts(errors: Mapping[str, float]) -> list[str]:

@@ -41,7 +41,7 @@ def run(
 
     For most tools that is a module of Python with one function, for llm-compressor a recipe,
     for neuron a line of flags, for tensorrt a script with a strongly typed model beside it.
-    No tool has to be installed here. Ops that a tool cannot state as they are planned are
+    No tool has to be installed here. Ops that a tool cannot express as they are planned are
     listed; they are in FP32 in what it makes.
 
     Examples:
@@ -60,7 +60,7 @@ def run(
     left = exported.left_out
     warn(*(one.text for one in left[:_TOLD]))
     if len(left) > _TOLD:
-        warn(f"{len(left) - _TOLD} more ops cannot be stated: --json lists all")
+        warn(f"{len(left) - _TOLD} more ops cannot be expressed: --json lists all")
     if output is None and exported.write_model is not None:
         raise UsageError(
             f"{exported.tool} gets a model, too, which cannot be printed",
@@ -73,4 +73,4 @@ def run(
             write_note(Verbatim(line))
         return
     counts = ", ".join(f"{count} {label}" for label, count in exported.stated.items())
-    write_note(Verbatim(f"wrote {output}, for {exported.tool}: {counts or 'no op'} stated"))
+    write_note(Verbatim(f"wrote {output}, for {exported.tool}: {counts or 'no op'} exported"))

@@ -122,7 +122,7 @@ function repairsSection() {
     one.adds ? `${one.lowest || one.highest ? ", and " : ""}plus ${count(one.channels, "number")}` : null];
   const proofs = new Map();
   for (const one of repairs.slice(0, MOST_ROWS)) {
-    const text = one.reasons.map((i) => micro(data.reasons[i].text)).join("; ") || "no reason is stated";
+    const text = one.reasons.map((i) => micro(data.reasons[i].text)).join("; ") || "no reason is known";
     proofs.set(text, [...(proofs.get(text) || []), one]);
   }
   return [el("p", {}, `The numbers that ${count(repairs.length, "op")} read are adjusted, so that these and the ops around them need not stay in fp32. Factors are powers of two: in fp32 they change no digit, but where it is said.`),
