@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from finecast.errors import in_shell
 from finecast.graph import Graph, Node
-from finecast.naming import left_out, number_of
+from finecast.naming import left_out, number_of, plain
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -118,7 +118,7 @@ class ExplainedOp:
         more = f" +{self.others}" if self.others else ""
         share = "" if self.share is None else f"{self.share:.0%}"
         times = (self.us, self.fp32_us)
-        figures = ("" if us is None else f"{us:.3g}" for us in times)
+        figures = ("" if us is None else plain(us) for us in times)
         return (f"{self.node}{more}", self.format, self.decided_by, *figures, share)
 
 
@@ -333,7 +333,7 @@ class Explanation(Report):
 
 def _row(reason: Reason) -> tuple[str, str, str, str]:
     evidence = ", ".join(
-        f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}"
+        f"{k} {plain(v)}" if isinstance(v, float) else f"{k} {v}"
         for k, v in reason.evidence.items()
     )
     permits = "any" if len(reason.permits) > 4 else " ".join(reason.permits)

@@ -212,9 +212,8 @@ class Planner:
         how = self.policy.calibration
         stated = {f: f"@{how.value}" for f in lows if how.changes(f)}
         names = [f.label + stated.get(f, "") for f in lows]
-        kept = (
-            f"it may not have {' or '.join(names)}, or only moves numbers between ops in fp32"
-        )
+        here = " or ".join(names)
+        kept = f"it cannot run in {here} here, or only moves numbers between fp32 ops"
         does = f"every op that may have {names[0]} does"
         if len(names) > 1:
             does = f"every op has the first of {', '.join(names)} that it may have"

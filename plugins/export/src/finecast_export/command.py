@@ -39,8 +39,8 @@ def run(
 ) -> None:
     """Write a plan in the words of another tool, whose kernels then run it.
 
-    For most tools that is a module of Python with one function, for llm-compressor a recipe,
-    for neuron a line of flags, for tensorrt a script with a strongly typed model beside it.
+    For most tools that is a module of Python with one function. llm-compressor gets a recipe,
+    neuron a line of flags, tensorrt a script with a strongly typed model beside it.
     No tool has to be installed here. Ops that a tool cannot express as they are planned are
     listed; they are in FP32 in what it makes.
 
@@ -49,7 +49,7 @@ def run(
 
       finecast export module.plan.json --to torchao -o quantize.py
 
-      finecast export tuned.plan.json --to tensorrt --model model.onnx -o engine.py
+      finecast export tuned.plan.json --to tensorrt --model m.onnx -o trt.py
     """
     from finecast_export.exporting import export
 
