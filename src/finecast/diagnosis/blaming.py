@@ -77,8 +77,8 @@ _AS_GOOD: Final = 4.0
 which the best one leaves: one binary digit."""
 
 _BY_DEFINITIONS: Final = (
-    "figures follow from the definitions of the ops, in the types of the file; --engine NAME"
-    " runs the kernels of an engine"
+    "computed by the definitions of the ops, in the types that the file has; --engine NAME"
+    " computes by an engine's kernels"
 )
 
 
@@ -217,7 +217,8 @@ class Blame(Report):
         value, fp32, limit, restored = map(
             self._shown, (self.value, self.fp32, self.limit, self.restored)
         )
-        against = f"{self.figure}{of}{on} {value}, fp32 {fp32}"
+        beside = "" if self.figure == RELATIVE_ERROR else f", fp32 {fp32}"
+        against = f"{self.figure}{of}{on} {value}{beside}"
         if self.passed:
             return f"nothing to blame: {against}, within the limit of {limit}"
         least = "" if self.is_minimal else " (fewer may do)"
@@ -621,7 +622,7 @@ def _wrong(seen: Seen, fmt: Format) -> str:
     """What is wrong with a value."""
     if not seen.spoiled:
         total, own = percent(seen.total, 2), percent(seen.own, 2)
-        return f"its relative error is {total}, {own} if its inputs are taken as right"
+        return f"its relative error is {total}, and {own} on the inputs that it gets"
     text = f"{number_of(seen.spoiled, 'number')} NaN or Inf"
     if seen.largest < overflow_limit(fmt):
         return text

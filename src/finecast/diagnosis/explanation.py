@@ -13,6 +13,7 @@ from finecast.naming import left_out, number_of, plain
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
+from finecast.planning.alternatives import Decider
 from finecast.planning.contributions import TIME_IN, Contributions, precision_groups
 from finecast.planning.plan import Decision, Plan
 from finecast.reports.base import Report, TextTable
@@ -254,6 +255,8 @@ class Explanation(Report):
         notes = [*left_out(len(ops), len(shown), ": --ops N shows more")]
         notes += ["+N: so many ops run in its kernel"] if any(o.others for o in shown) else []
         notes += [f"what decided: {decided}"] if decided else []
+        if any(why == Decider.KERNEL.value for _, why in counts):
+            notes += ["kernel: the op runs in one kernel with others, which decide"]
         notes += ["finecast explain MODEL OP says why an op has its format"]
         notes += [*self.plan.declared, *Contributions.of(self.plan).lines]
         notes += [_TIMES] if timed else []
