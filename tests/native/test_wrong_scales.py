@@ -13,6 +13,10 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 import finecast
+from finecast.native.model import ReadOptions
+from finecast.native.opening import opened
+from finecast.native.scales import stored_range
+from finecast.native.source import AS_IT_IS
 
 pytest.importorskip("onnxruntime.quantization")
 
@@ -151,3 +155,17 @@ def test_scales_of_an_openvino_model_are_read(tmp_path: Path) -> None:
         (True, 30),
         (False, 30),
     }
+
+
+def test_long_chains_and_images_in_integers_have_no_scale(tmp_path: Path) -> None:
+    """A chain took a call of Python's for each op; an image's range is no scale."""
+    links = "\n".join(f"v{k + 1} = Mul(v{k}, half)" for k in range(2000))
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+    net (uint8[n, 4] x) => (float[n, 4] v2000) <float half = {{0.5}}> {{
+      v0 = Cast<to = 1>(x)
+      {links}
+    }}"""
+    path = tmp_path / "chain.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    graph = opened(path, ReadOptions()).prepare(AS_IT_IS).graph
+    assert all(stored_range(graph, value) is None for value in graph.values)

@@ -42,6 +42,9 @@ _SAME_STEPS: Final = 2.0
 """Weights are those of the fp32 model if this share of them is within so many steps of what
 the model stores: tools that correct errors round some to the next but one."""
 
+_STEPS: Final = 8
+"""Ops that are looked through for a quantization: a decoding of three, and some that move."""
+
 _EVEN: Final = 0.01
 """Bounds that differ by less are printed as one number: int8 reaches from -128 to 127."""
 
@@ -177,13 +180,13 @@ class WrongScale:
         }
 
 
-def stored_range(graph: Graph, value: Value | None) -> StoredRange | None:
+def stored_range(graph: Graph, value: Value | None, steps: int = _STEPS) -> StoredRange | None:
     """What the quantization that gives ``value`` can state.
 
-    None if nothing quantizes it, or its scale is computed in each run.
+    None if nothing quantizes it within so many ops, or its scale is computed in each run.
     """
     maker = graph.maker(value)
-    if value is None or maker is None:
+    if value is None or maker is None or not steps:
         return None
     inner = graph.read(maker, 0)
     if maker.op == "fake_quantize":
@@ -191,12 +194,14 @@ def stored_range(graph: Graph, value: Value | None) -> StoredRange | None:
     if maker.op == "dequantize":
         return _decoded(graph, maker, value)
     if maker.op == "cast":  # OpenVINO decodes by three ops: cast, ``sub``, ``mul``
-        return _integers(inner)
+        weights = inner is not None and inner.constant is not None
+        return _integers(inner) if weights else None
     if moves(maker):
-        moved = stored_range(graph, inner)
+        moved = stored_range(graph, inner, steps - 1)
         return moved if moved is None or moved.is_weight else moved.widest
     if maker.op in ("sub", "mul"):
-        before, number = stored_range(graph, inner), _number(graph, maker, 1)
+        before = stored_range(graph, inner, steps - 1)
+        number = _number(graph, maker, 1)
         if before is None or number is None:
             return None
         return before.moved(number) if maker.op == "sub" else before.scaled(number)
