@@ -16,7 +16,6 @@ import finecast
 from finecast.native.model import ReadOptions
 from finecast.native.opening import opened
 from finecast.native.scales import stored_range
-from finecast.native.source import AS_IT_IS
 
 pytest.importorskip("onnxruntime.quantization")
 
@@ -167,5 +166,5 @@ def test_long_chains_and_images_in_integers_have_no_scale(tmp_path: Path) -> Non
     }}"""
     path = tmp_path / "chain.onnx"
     onnx.save(onnx.parser.parse_model(text), path)
-    graph = opened(path, ReadOptions()).prepare(AS_IT_IS).graph
+    graph = opened(path, ReadOptions()).read_graph()
     assert all(stored_range(graph, value) is None for value in graph.values)
