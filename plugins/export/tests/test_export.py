@@ -224,7 +224,7 @@ def _bits(node: onnx.NodeProto, graph: onnx.GraphProto) -> int:
 def test_nncf_quantizes_or_compresses(net: Path) -> None:
     exported = export(planned(net, first_0="int8", third="int8_weights"), "nncf")
     assert exported.stated == {"int8": 1}
-    assert "beside quantize" in exported.left_out[0].text
+    assert "no other format" in exported.left_out[0].text
     assert "'third'" in exported.text
 
 
