@@ -112,6 +112,7 @@ lint: $(VENV)/.installed-dev
 # the pages are run by tests/docs.
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "the site is in build/site: open $(CURDIR)/build/site/index.html"
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	$(PIP) --editable '.[docs]'

@@ -8,6 +8,7 @@ test holds that there is nothing.
 from __future__ import annotations
 
 import ast
+import csv
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ TERMS: Final[Mapping[str, str]] = {
     r"anchors?": "baseline",
     r"subjects?|examined": "tuning target, analysis",
     r"t(?:ell|ells|elling|old)": "report, log, notice, say",
-    r"restat\w+": "rewritten",
+    r"restat\w+|stated|(?:can|cannot|could) state": "written, expressed",
     r"tak\w+ (?:it |them )?back|took (?:it |them )?back": "revert",
     r"fall\w* apart|fell apart": "not fused",
     r"price.books?": "timing cache",
@@ -55,6 +56,10 @@ SHOWN: Final = frozenset({"title", "left", "right", "notes", "help", "fix", "tex
 """Names of arguments that are texts for users: heads of tables, help, parts of errors."""
 PHASES: Final = frozenset({"progress", "Notice", "reading"})
 """Calls whose first argument is shown: the name of a phase, or of a kind of file."""
+TABLES: Final = ("backends.csv", "faults.csv", "foreign.csv")
+"""Tables whose cells are parts of messages; ``ops.csv`` has names alone."""
+PRINTED: Final = frozenset({"```console", "```text"})
+"""Fences around what is printed, or typed and printed."""
 INSIDE: Final = (
     *("architecture", "upstream", "testing.md", "conformance.md", "contributing.md"),
     *(
@@ -89,7 +94,7 @@ class Use:
 
 def uses() -> Iterator[Use]:
     """Each use of a term in a message, a help text or a page."""
-    for file, line, text in (*messages(), *script_messages(), *pages()):
+    for file, line, text in texts():
         plain = re.sub(
             "|".join(ALLOWED) or "(?!)", lambda m: " " * len(m[0]), text, flags=re.I
         )
@@ -98,6 +103,11 @@ def uses() -> Iterator[Use]:
                 start = max(found.start() - 50, 0)
                 around = " ".join(text[start : found.end() + 50].split())
                 yield Use(file, line, found[0], field, around)
+
+
+def texts() -> Iterator[tuple[Path, int, str]]:
+    """All that a user may read, with its place."""
+    yield from (*messages(), *script_messages(), *table_texts(), *pages())
 
 
 def messages() -> Iterator[tuple[Path, int, str]]:
@@ -130,8 +140,8 @@ def script_messages() -> Iterator[tuple[Path, int, str]]:
     """Texts of several words in the scripts of the report's page."""
     for file in _files("*.js"):
         for number, line in enumerate(file.read_text().splitlines(), 1):
-            for quoted in re.finditer(r'"([^"]*)"|`([^`]*)`', line.partition(" // ")[0]):
-                told = re.sub(r"\$\{[^}]*\}", "{}", quoted[1] or quoted[2] or "")
+            for quoted in re.finditer(r"""(["'`])(.*?)\1""", line.partition(" // ")[0]):
+                told = re.sub(r"\$\{[^}]*\}", "{}", quoted[2])
                 if " " in told.strip():
                     yield file, number, told
 
@@ -151,18 +161,30 @@ def _shown(node: ast.AST) -> Iterator[ast.expr]:
                 yield node.args[0]
 
 
+def table_texts() -> Iterator[tuple[Path, int, str]]:
+    """Cells of several words in the tables that messages are read from; no comments."""
+    for name in TABLES:
+        for file in _files(name):
+            for number, line in enumerate(file.read_text().splitlines(), 1):
+                cells = [] if line.startswith("#") else next(csv.reader([line]), [])
+                yield from ((file, number, cell) for cell in cells if " " in cell.strip())
+
+
 def pages() -> Iterator[tuple[Path, int, str]]:
-    """Lines of pages without their code."""
+    """Lines of pages without their code; what commands print is none."""
     pages = ROOT / "docs"
     own = (
         f for f in sorted(pages.rglob("*.md")) if f.relative_to(pages).parts[0] not in INSIDE
     )
-    for file in (ROOT / "README.md", *own):
-        fenced = False
+    others = (*sorted(ROOT.glob("plugins/*/README.md")), *sorted(ROOT.glob("examples/*/*.md")))
+    for file in (ROOT / "README.md", *own, *others):
+        fence = ""
         for number, line in enumerate(file.read_text().splitlines(), 1):
             if line.lstrip().startswith("```"):
-                fenced = not fenced
-            elif not fenced and not line.startswith("    "):
+                fence = "" if fence else line.strip()
+            elif fence and (fence not in PRINTED or line.startswith(("$ ", "    --"))):
+                continue
+            elif fence or not line.startswith("    "):
                 plain = re.sub(r"`[^`]*`|\]\([^)]*\)|<!--.*?-->", " ", line)
                 yield file, number, plain
 

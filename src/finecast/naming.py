@@ -80,9 +80,22 @@ def kind_of(value: object) -> str:
     return an(type(value).__name__)
 
 
+_LARGEST_PLAIN: Final = 1e9
+"""Figures from here on have an exponent: nobody counts so many digits."""
+
+
 def percent(share: float, digits: int = 3) -> str:
     """``2.5%`` for .025, with so many digits; ``inf`` and ``nan`` as they are."""
-    return f"{100 * share:.{digits}g}" + ("%" if math.isfinite(share) else "")
+    if not math.isfinite(share):
+        return f"{share}"
+    large = abs(share) >= 10.0 ** (digits - 2)  # more digits rather than 4e+02
+    return f"{100 * share:,.0f}%" if large else f"{100 * share:.{digits}g}%"
+
+
+def plain(figure: float) -> str:
+    """A figure with three digits, or all before its point: ``3,031``, and not ``3.03e+03``."""
+    large = 1000 <= abs(figure) < _LARGEST_PLAIN
+    return f"{figure:,.0f}" if large else f"{figure:.3g}"
 
 
 def percents(*shares: float) -> list[str]:

@@ -17,7 +17,7 @@ def test_no_term_of_finecasts_own_is_left() -> None:
 
 @cache
 def texts() -> tuple[str, ...]:
-    return tuple(text for _, _, text in (*terms.messages(), *terms.pages()))
+    return tuple(text for _, _, text in terms.texts())
 
 
 @pytest.mark.parametrize("pattern", terms.ALLOWED)

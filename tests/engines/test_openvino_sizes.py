@@ -133,9 +133,9 @@ def test_empty_outputs_are_not_compared() -> None:
 def test_inspect_counts_at_sizes_that_fit_and_says_which() -> None:
     found = api.inspect(windows())
     sizes = "n=1, which --batch changes; t=64, which --dim changes"
-    assert found.notes["counted at"] == sizes
-    assert found.notes["free sizes"] == "n (x.0), t (x.2)"
+    assert found.notes["figures are for"] == sizes
+    assert found.notes["dynamic dimensions"] == "n (x.0), t (x.2)"
     assert all(row.bytes >= 0 and row.flops >= 0 for row in found.classes)
     assert sum(row.flops for row in found.classes) > 0
     given = api.inspect(windows(), dims={"t": 80}, batch=4)
-    assert given.notes["counted at"] == "n=4, which --batch changes"
+    assert given.notes["figures are for"] == "n=4, which --batch changes"

@@ -225,7 +225,7 @@ def test_a_plan_by_hint_that_lowers_nothing_leaves_the_model_alone() -> None:
 )
 def test_a_plan_that_no_hint_states_is_refused(change: Callable[[Plan], Plan]) -> None:
     file, planner = planned(convolutions())
-    with pytest.raises(ModelError, match="no precision hint can state the plan"):
+    with pytest.raises(ModelError, match="no precision hint can express the plan"):
         frontend.apply(file, change(planner.lowest()))
 
 

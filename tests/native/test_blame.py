@@ -348,7 +348,7 @@ def test_a_check_that_returns_no_bool_is_told() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"policy": "all:fp16"}, "what is cast is stated for a device"),
+        ({"policy": "all:fp16"}, "a policy says what a device casts"),
         ({"metric": "top1", "max_error": 0.1}, "judged in two ways"),
         ({"tolerance": 0.1}, "the tolerance is that of a metric"),
     ],

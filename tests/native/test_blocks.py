@@ -217,7 +217,7 @@ def test_bytes_count_scales(tmp_path: Path) -> None:
     [
         ("mxint8", "sm100", "the device has no such arithmetic"),
         ("nvfp4", "gfx950", "the device has no such arithmetic"),
-        ("mxfp6_e2m3", "sm100", "ONNX models cannot state constants in mxfp6_e2m3"),
+        ("mxfp6_e2m3", "sm100", "ONNX models cannot hold constants in mxfp6_e2m3"),
         ("nvfp4", None, "name the device with target"),
     ],
 )

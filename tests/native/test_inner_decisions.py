@@ -90,7 +90,7 @@ def test_a_router_s_tokens_that_go_elsewhere_are_counted(
     # An engine's sums round in another order than the definitions of the ops.
     assert found.changed == pytest.approx(elsewhere, abs=max(2, elsewhere // 2))
     share = f"{100 * found.changed / COUNT:.3g}%"
-    text = f"{share} of the decisions of chosen change (TopK, 1024 x 2)"
+    text = f"{share} of the 1,024 decisions of chosen (TopK) change"
     assert text in str(done)
     assert done.to_dict()["decisions"][0]["text"] == text
 
@@ -242,7 +242,7 @@ def test_what_counts_as_another_decision(
 
 def test_a_share_is_told_with_its_op() -> None:
     found = Decisions(node="k", op="TopK", changed=44, count=4096, shape=(4096, 2))
-    assert found.text == "1.07% of the decisions of k change (TopK, 4096 x 2)"
+    assert found.text == "1.07% of the 4,096 decisions of k (TopK) change"
 
 
 def test_decisions_of_free_number_are_as_many_as_rows() -> None:

@@ -372,7 +372,7 @@ def test_ops_that_give_sizes_have_no_type_and_no_internal_name(tmp_path: Path) -
     assert plan.counts == {"bf16": 3}
     found = api.inspect(path)
     assert {row.kind: row.types for row in found.classes}["shape"] == {"other": len(sizes)}
-    assert found.notes["free sizes"].count("(x.") == 2
+    assert found.notes["dynamic dimensions"].count("(x.") == 2
 
 
 def test_the_code_that_is_printed_runs_a_program(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_what_is_tuned_eagerly_is_run_so() -> None:
 def test_users_rules_keep_a_slow_format() -> None:
     net, x = Scaled(1.0).eval(), torch.randn(4, 16)
     rules = {"mine": lambda view: "fp16" if view.op == "tanh" else None}
-    with pytest.warns(UserWarning, match=r"fp16 runs at 0\.1x"):
+    with pytest.warns(UserWarning, match=r"fp16 runs at x0\.1"):
         plan = plan_of(ft.convert(net, (x,), "auto:bf16,fp16", user_rules=rules))
     assert plan.policy == "auto:bf16,fp16"
     assert Format.FP16 in plan.formats.values()

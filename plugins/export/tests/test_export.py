@@ -224,7 +224,7 @@ def _bits(node: onnx.NodeProto, graph: onnx.GraphProto) -> int:
 def test_nncf_quantizes_or_compresses(net: Path) -> None:
     exported = export(planned(net, first_0="int8", third="int8_weights"), "nncf")
     assert exported.stated == {"int8": 1}
-    assert "beside quantize" in exported.left_out[0].text
+    assert "no other format" in exported.left_out[0].text
     assert "'third'" in exported.text
 
 
@@ -362,7 +362,7 @@ def test_models_of_other_libraries_are_refused(net: Path, program: Path) -> None
         export(planned(net, third="int8_weights"), "torchao")
     with pytest.raises(UsageError, match=r"nncf reads models of ONNX"):
         export(planned(program, softmax="int8"), "nncf")
-    with pytest.raises(UsageError, match=r"onnxruntime can state nothing.*third is fp16"):
+    with pytest.raises(UsageError, match=r"onnxruntime can express nothing.*third is fp16"):
         export(planned(net, third="fp16"), "onnxruntime")
     with pytest.raises(UsageError, match="the plan has no op in reduced precision"):
         export(planned(net), "neuron")

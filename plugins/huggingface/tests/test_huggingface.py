@@ -262,6 +262,9 @@ def test_texts_are_joined_and_cut() -> None:
     found = huggingface.tokens(["abc", "de"], Letters(), 3)
     assert found["input_ids"].tolist() == [[0, 1, 2], [26, 3, 4]]
     assert found["label"].tolist() == [[1, 2, 26], [3, 4, 26]]
+    rows = [{"text": "abc"}, {"text": "de"}]  # of a table
+    again = huggingface.tokens(rows, Letters(), 3)
+    assert again["label"].tolist() == found["label"].tolist()
     assert found["position_ids"].tolist() == [[0, 1, 2]] * 2
     assert found["attention_mask"].all()
 
@@ -274,6 +277,11 @@ def test_texts_are_joined_and_cut() -> None:
         torch.arange(7),
         [[0, 1, 2, 3], np.array([4, 5, 6], np.uint8)],
         iter([torch.tensor([0, 1, 2]), (3, 4, 5, 6)]),
+        {"input_ids": [[0, 1, 2, 3], [4, 5, 6]], "attention_mask": [[1] * 4, [1] * 3]},
+        [
+            {"input_ids": torch.arange(4)[None], "attention_mask": torch.ones(1, 4)},
+            {"input_ids": [0, 4, 5, 6], "attention_mask": [0, 1, 1, 1]},
+        ],
     ],
 )
 def test_tokens_are_taken_in_any_form(data: Any) -> None:
@@ -287,7 +295,8 @@ def test_tokens_are_taken_in_any_form(data: Any) -> None:
     [
         ({"data": "abc"}, r"a str is given.*as \[text\]"),
         ({"data": None}, "a NoneType is given"),
-        ({"data": {"input_ids": [[1, 2]]}}, "a dict is given"),
+        ({"data": {"input": [[1, 2]]}}, "a dict is given"),
+        ({"data": [{"input": [1, 2]}]}, "the tokens of a text are object"),
         ({"data": np.full((2, 9), 1.7)}, "the tokens of a text are float64"),
         ({"data": np.full(9, np.nan)}, "the tokens of a text are float64"),
         ({"data": np.array(["abc"])}, "texts are given.*give tokenizer="),

@@ -198,7 +198,7 @@ def test_an_empty_value_is_refused(
 
 def test_emulate_offers_what_it_takes(finecast: Finecast) -> None:
     text = " ".join(finecast("emulate", "--help").out.split())
-    assert "--auto-cast SCOPE none, matmult (or matmul), all. " in text
+    assert "--auto-cast SCOPE Which ops are cast: none, matmult (or matmul), all. " in text
     assert "FORMAT[,FORMAT]" not in text
     assert "FORMAT[,FORMAT]" in finecast("convert", "--help").out
 

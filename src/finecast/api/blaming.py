@@ -100,7 +100,7 @@ def _low_of(
         return EmulatedLow(program=given.program(emulation), emulation=emulation, name=name)
     if policy.scope is not Scope.NONE:
         raise UsageError(
-            "what is cast is stated for a device, and a model is given",
+            "a policy says what a device casts, and OTHER is a model",
             where="policy",
             fix="leave it out",
         )

@@ -177,7 +177,7 @@ def judged_by_chosen(data: DataOptions, plan: Plan) -> Iterator[str]:
         yield (
             "gptq chose the integers by the data that also judge the result: on other data"
             " it may lose"
-            " more than is stated here; give data of their own to choose by (--calib)"
+            " more than is said here; give data of their own to choose by (--calib)"
         )
 
 

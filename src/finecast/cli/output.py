@@ -118,8 +118,9 @@ def write_note(note: str) -> None:
 def _fitted(table: Table, columns: int) -> int:
     """The width to print at; columns of words take several lines where they have to.
 
-    Room goes to figures first, then to columns of names, then to the longest words from the
-    left, and what is left to the columns that lack most.
+    Room goes to figures first, then to columns of names, then to the columns whose longest
+    word is short, so that long names alone are broken, and what is left to those that lack
+    most.
     """
     from rich.cells import cell_len
     from rich.text import Text
@@ -146,7 +147,7 @@ def _fitted(table: Table, columns: int) -> int:
     if sum(widest[i] - widths[i] for i in names) <= spare():
         for i in names:
             widths[i] = widest[i]
-    for i in every:
+    for i in sorted(every, key=lambda i: longest[i]):
         widths[i] += min(max(longest[i] - widths[i], 0), spare())
     lacking = [widest[i] - widths[i] for i in every]
     room = min(spare(), sum(lacking))
@@ -161,18 +162,25 @@ def _fitted(table: Table, columns: int) -> int:
 
 
 def _at_separators(text: str, columns: int) -> Iterator[str]:
-    """The parts of a cell that is wider than its column by a name: they end after a ``/``.
+    """The parts of a cell that is wider than its column by a name.
 
-    Other words are wrapped by the table.
+    They end after a ``/``, or else after a ``_`` or ``.``; other words are wrapped by the
+    table.
     """
     words: list[str] = []
     for word in text.split(" "):
         rest = word
-        while len(rest) > columns and (cut := rest.rfind("/", 1, columns)) > 0:
+        while len(rest) > columns and (cut := _separator(rest, columns)) > 0:
             yield " ".join([*words, rest[: cut + 1]])
             words, rest = [], rest[cut + 1 :]
         words.append(rest)
     yield " ".join(words)
+
+
+def _separator(name: str, columns: int) -> int:
+    """The last place of a separator within ``columns`` of a name; -1 if there is none."""
+    after = name.rfind("/", 1, columns)
+    return after if after > 0 else max(name.rfind(mark, 1, columns) for mark in "_.")
 
 
 def width() -> int:

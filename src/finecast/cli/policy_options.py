@@ -54,10 +54,11 @@ class CompilerCasting(Casting):
     """The same options where a compiler's own are meant: one format, and no choice by op."""
 
     auto_cast: str | None = Option(
-        help="none, matmult (or matmul), all.", metavar="SCOPE"
+        help="Which ops are cast: none, matmult (or matmul), all.", metavar="SCOPE"
     ).field(None)
     auto_cast_type: str | None = Option(
-        help="bf16, fp16; if the device has it tf32, fp8_e4m3, int8 or int8_weights.",
+        help="The format that they are cast to: bf16 or fp16; if the device has it tf32,"
+        " fp8_e4m3, int8 or int8_weights.",
         metavar="FORMAT",
     ).field(None)
 

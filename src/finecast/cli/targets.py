@@ -86,8 +86,8 @@ def _print_all(targets: list[Target]) -> None:
 def _print_one(target: Target) -> None:
     table = new_table(
         f"{target.name}: {target.description}, {target.unit}",
-        ("engine", "format", "computes in", "sums in", "subnormals"),
-        ("in blocks\nof terms", "TFLOPS"),
+        ("engine", "format", "computes in", "sums", "subnormal"),
+        ("terms a\nblock", "TFLOPS"),
     )
     for role, spec in target.engines.items():
         for fmt in (*spec.rates_tflops, *spec.runs_as):

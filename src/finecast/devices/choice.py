@@ -264,7 +264,7 @@ def _format(label: str, target: str, *, drawn: bool) -> Format:
     if fmt in _STATED:
         return fmt
     raise UsageError(
-        f"ONNX has no type {fmt.label}: a model's casts cannot state it",
+        f"ONNX has no type {fmt.label}: a model cannot cast to it",
         where="--auto-cast-type",
         fix="give the option to the compiler or runtime itself (finecast emulate --target"
         f" {target} shows what it does to the accuracy, finecast ladder compares), or use"

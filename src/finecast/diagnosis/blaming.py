@@ -15,7 +15,7 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -33,6 +33,7 @@ from finecast.errors import in_shell
 from finecast.graph import Graph, Node
 from finecast.naming import left_out, listed, number_of, percent
 from finecast.native.model import LowModel, Seen
+from finecast.native.scales import WrongScale
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.numbers.thresholds import ENGINE_FACTOR, LIMIT
@@ -41,7 +42,7 @@ from finecast.planning.contributions import told_shares
 from finecast.planning.sensitivity import measure
 from finecast.progress import Progress, silent
 from finecast.reports.base import Report, TextTable
-from finecast.rules.facts import ValueFacts
+from finecast.rules.facts import Facts, ValueFacts
 from finecast.solver.smallest_set import smallest_set
 
 _SUSPICIOUS: Final = 0.25
@@ -68,13 +69,16 @@ _KEPT_OPS: Final = 20
 _SHOWN_SHARES: Final = 3
 """Ops whose shares of the squared error are told."""
 
+_SHOWN_SCALES: Final = 3
+"""Wrong scales that a printed result states beside those of the culprits."""
+
 _AS_GOOD: Final = 4.0
 """Another op restores a model as well if the squared error left is at most so many times that
 which the best one leaves: one binary digit."""
 
 _BY_DEFINITIONS: Final = (
-    "figures follow from the definitions of the ops, in the types of the file; --engine NAME"
-    " runs the kernels of an engine"
+    "computed by the definitions of the ops, in the types that the file has; --engine NAME"
+    " computes by an engine's kernels"
 )
 
 
@@ -167,6 +171,8 @@ class Blame(Report):
         instead: Ops of which each would do in place of the culprit: they are harmful only
             together with it.
         first: The first op whose result is wrong; None if none was seen.
+        wrong_scales: Scales that do not fit the numbers that they are for, by op, the worst
+            first; those of culprits, too.
         largest_shares: The ops with the largest shares of the low model's squared error, the
             largest first; empty if it passes or if the errors of single ops do not add up.
         ops: The number of ops, or of ops with those that only move their results.
@@ -193,6 +199,7 @@ class Blame(Report):
     is_minimal: bool = True
     instead: tuple[str, ...] = ()
     first: WrongResult | None = None
+    wrong_scales: Sequence[tuple[str, WrongScale]] = ()
     largest_shares: Mapping[str, float] = field(default_factory=dict[str, float])
     ops: int
     evaluations: int
@@ -210,7 +217,8 @@ class Blame(Report):
         value, fp32, limit, restored = map(
             self._shown, (self.value, self.fp32, self.limit, self.restored)
         )
-        against = f"{self.figure}{of}{on} {value}, fp32 {fp32}"
+        beside = "" if self.figure == RELATIVE_ERROR else f", fp32 {fp32}"
+        against = f"{self.figure}{of}{on} {value}{beside}"
         if self.passed:
             return f"nothing to blame: {against}, within the limit of {limit}"
         least = "" if self.is_minimal else " (fewer may do)"
@@ -286,7 +294,7 @@ class Blame(Report):
 
     def _notes(self) -> list[str]:
         """What would do in place of the culprits, what is wrong first, and what to do."""
-        notes = told_shares(self.largest_shares)
+        notes = [*self._scales(), *told_shares(self.largest_shares)]
         if self.instead:
             notes.append(f"in its place any of these would do: {', '.join(self.instead)}")
         if (first := self.first) is not None:
@@ -300,6 +308,13 @@ class Blame(Report):
         if self.engine is None:
             notes.append(_BY_DEFINITIONS)
         return [*notes, self.effort]
+
+    def _scales(self) -> list[str]:
+        """The worst scales among those that no culprit's reasons state."""
+        stated = {text for c in self.culprits for text in c.reasons}
+        texts = dict.fromkeys(scale.text for _, scale in self.wrong_scales)
+        left = [text for text in texts if text not in stated]
+        return [*left[:_SHOWN_SCALES], *left_out(len(left), _SHOWN_SCALES, " wrong scales")]
 
     def _content(self) -> dict[str, Any]:
         """All of it."""
@@ -320,6 +335,9 @@ class Blame(Report):
             "is_minimal": self.is_minimal,
             "instead": list(self.instead),
             "first_wrong": None if self.first is None else self.first.to_dict(),
+            "wrong_scales": [
+                {"node": node, **scale.to_dict()} for node, scale in self.wrong_scales
+            ],
             "largest_shares": dict(self.largest_shares),
             "keep": self.keep or None,
             "ops": self.ops,
@@ -355,6 +373,7 @@ class _Search:
     evaluations: int = 0
     probes: int = 0
     figures: dict[frozenset[int], float] = field(default_factory=dict[frozenset[int], float])
+    observed: Facts | None = None
 
     def found(self) -> Blame:
         start = time.perf_counter()
@@ -378,14 +397,23 @@ class _Search:
         )
         if not passed and low.groups:
             result = self._searched(result)
+        scales = low.wrong_scales(self._facts).items()
+        named = [(low.graph.nodes[n].name, scale) for n, wrong in scales for scale in wrong]
         return replace(
             result,
+            wrong_scales=sorted(named, key=lambda one: one[1].order),
             evaluations=self.evaluations,
             probes=self.probes,
             seconds=time.perf_counter() - start,
             unexplained=tuple(low.unexplained(self.exact, passed=passed)),
             warnings=(*low.notes, *self._not_counted()),
         )
+
+    def _facts(self) -> Facts:
+        """Those of the fp32 model's values, observed once."""
+        if self.observed is None:
+            self.observed = self.low.facts(self.exact.calls)
+        return self.observed
 
     def _not_counted(self) -> list[str]:
         """A note on integers that differ, where the model is judged by the error of floats."""
@@ -405,7 +433,8 @@ class _Search:
     def _searched(self, failed: Blame) -> Blame:
         low = self.low
         seen = low.seen(self.exact.calls[0], self.judge.accepts)
-        facts = low.facts(self.exact.calls)
+        facts = self._facts()
+        scales = low.wrong_scales(self._facts)
         alone, after = self._sensitivities()
         scores = alone if after is None else -after
         order = [int(k) for k in np.argsort(-scores, kind="stable")]
@@ -432,7 +461,7 @@ class _Search:
         return replace(
             failed,
             culprits=tuple(
-                self._culprit(k, alone[k], seen, facts, together=after is not None)
+                self._culprit(k, alone[k], seen, facts, scales, together=after is not None)
                 for k in least.members
             ),
             instead=instead,
@@ -490,17 +519,20 @@ class _Search:
         group: int,
         alone: float,
         seen: Mapping[int, Seen],
-        facts: Mapping[int, ValueFacts],
+        facts: Facts,
+        scales: Mapping[int, Sequence[WrongScale]],
         *,
         together: bool,
     ) -> Culprit:
         low, node = self.low, self._node(group)
         members = self.low.groups[group]
         shown = [seen[i] for i in node.outputs if i is not None and i in seen]
-        told = [*(text for one in shown for text in _told(one, members.format))]
+        told = [scale.text for n in members.nodes for scale in scales.get(n, ())]
+        told += (text for one in shown for text in _told(one, members.format))
         if together:
             told.append("harmless by itself: harmful only together with others")
-        told += reasons(low.graph, node, members.format, facts)
+        if not any(n in scales for n in members.nodes):
+            told += reasons(low.graph, node, members.format, facts)
         cancelled = _cancellation(low.graph, node, facts)
         named, moved = node, members.nodes[1:]
         within = low.within(group, self.exact.calls)
@@ -590,7 +622,7 @@ def _wrong(seen: Seen, fmt: Format) -> str:
     """What is wrong with a value."""
     if not seen.spoiled:
         total, own = percent(seen.total, 2), percent(seen.own, 2)
-        return f"its relative error is {total}, {own} if its inputs are taken as right"
+        return f"its relative error is {total}, and {own} on the inputs that it gets"
     text = f"{number_of(seen.spoiled, 'number')} NaN or Inf"
     if seen.largest < overflow_limit(fmt):
         return text

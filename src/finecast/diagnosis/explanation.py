@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from finecast.errors import in_shell
 from finecast.graph import Graph, Node
-from finecast.naming import left_out, number_of
+from finecast.naming import left_out, number_of, plain
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
+from finecast.planning.alternatives import Decider
 from finecast.planning.contributions import TIME_IN, Contributions, precision_groups
 from finecast.planning.plan import Decision, Plan
 from finecast.reports.base import Report, TextTable
@@ -79,7 +80,7 @@ def decider_of(decision: Decision) -> str:
         if r.rule == DECISION
     )
     named = [f"{'rule' if len(rules) == 1 else 'rules'} {', '.join(rules)}"] if rules else []
-    return ", ".join((*named, *chosen)) or "not stated"
+    return ", ".join((*named, *chosen)) or "no reason is known"
 
 
 def _time_us(decision: Decision) -> float:
@@ -118,7 +119,7 @@ class ExplainedOp:
         more = f" +{self.others}" if self.others else ""
         share = "" if self.share is None else f"{self.share:.0%}"
         times = (self.us, self.fp32_us)
-        figures = ("" if us is None else f"{us:.3g}" for us in times)
+        figures = ("" if us is None else plain(us) for us in times)
         return (f"{self.node}{more}", self.format, self.decided_by, *figures, share)
 
 
@@ -254,6 +255,8 @@ class Explanation(Report):
         notes = [*left_out(len(ops), len(shown), ": --ops N shows more")]
         notes += ["+N: so many ops run in its kernel"] if any(o.others for o in shown) else []
         notes += [f"what decided: {decided}"] if decided else []
+        if any(why == Decider.KERNEL.value for _, why in counts):
+            notes += ["kernel: the op runs in one kernel with others, which decide"]
         notes += ["finecast explain MODEL OP says why an op has its format"]
         notes += [*self.plan.declared, *Contributions.of(self.plan).lines]
         notes += [_TIMES] if timed else []
@@ -333,7 +336,7 @@ class Explanation(Report):
 
 def _row(reason: Reason) -> tuple[str, str, str, str]:
     evidence = ", ".join(
-        f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}"
+        f"{k} {plain(v)}" if isinstance(v, float) else f"{k} {v}"
         for k, v in reason.evidence.items()
     )
     permits = "any" if len(reason.permits) > 4 else " ".join(reason.permits)

@@ -113,9 +113,8 @@ def speed_of(engine: Engine, fmt: Format) -> Speed:
         name, missing = title_of(engine.name), _NO_KERNEL in capability.reason
         text = f"{name} has no {fmt.label} {'kernels' if missing else 'arithmetic'} here"
         return Speed(gains=False, text=text if missing else f"{text}{why}")
-    text = (
-        f"{fmt.label} runs at {capability.speed:.2g}x fp32's speed in {engine.name} here{why}"
-    )
+    relative = f"x{capability.speed:.2g} of fp32's speed in {title_of(engine.name)}"
+    text = f"{fmt.label} runs at {relative} here{why}"
     return Speed(gains=capability.worthwhile, text=text)
 
 

@@ -327,7 +327,7 @@ def _round_trip(model: NativeModel, edit: RoundTrip) -> None:
     if edit.to.format not in model.states:
         floats = (f.label for f in model.states if not f.has_scales and f is not Format.FP32)
         raise ModelError(
-            f"{model.library} models cannot state {edit.to.format.label} here",
+            f"{model.library} models cannot hold {edit.to.format.label} here",
             where=value.name,
             fix=f"use {' or '.join(floats)}",
         )

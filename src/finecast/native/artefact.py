@@ -116,8 +116,8 @@ class Decisions:
     @property
     def text(self) -> str:
         """The share in a sentence."""
-        of = f"{self.op}, {' x '.join(map(str, self.shape))}"
-        return f"{percent(self.share)} of the decisions of {self.node} change ({of})"
+        named = self.node if self.node == self.op else f"{self.node} ({self.op})"
+        return f"{percent(self.share)} of the {self.count:,} decisions of {named} change"
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as strict JSON."""

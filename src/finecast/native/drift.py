@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from finecast.data.workload import sample_count
 from finecast.engines.base import feeds_for
 from finecast.engines.numerics import DENORMALS, OF_SPEED, VARIABLES
 from finecast.errors import UsageError
@@ -248,14 +249,14 @@ def compared(
         names: Those of the model and the lock.
     """
     was, now = lock.observed, look()
-    speed = _speed(was, now, lock.speedup)
+    speed = _speed(lock, now)
     for _ in range(_TIMINGS - 1):
         if speed.state is not State.DRIFTED:
             break
         again = look()
         if again.call_s is not None and now.call_s is not None and again.call_s < now.call_s:
             now = again
-        speed = _speed(was, now, lock.speedup)
+        speed = _speed(lock, now)
     checks = (
         _equal("model", was.model, now.model, "its files are those of the manifest"),
         _engine(was.runner, now.runner),
@@ -381,17 +382,24 @@ def _numbers(lock: Lock, deviations: Mapping[str, float]) -> Check:
     return Check(name="numbers", state=state, texts=tuple(texts))
 
 
-def _speed(was: Observed, now: Observed, speedup: float | None) -> Check:
+def _speed(lock: Lock, now: Observed) -> Check:
+    """The time of the call that the manifest times: that of the first golden sample.
+
+    ``tune`` compares models in turns, on all the calls that it times; its factor is of these.
+    """
+    was, speedup = lock.observed, lock.speedup
     if was.call_s is None or now.call_s is None:
         return Check(name="speed", state=State.HOLDS, texts=("no time was promised",))
-    text = f"{now.call_s * 1e3:.3f} ms a call; {was.call_s * 1e3:.3f} ms when tuned"
-    text += "" if speedup is None else f", {speedup:.2f} times as fast as fp32"
+    calls = () if lock.samples is None else lock.samples.calls[:1]
+    count = sample_count(calls)
+    of = f" of {number_of(count, 'sample')}" if count > 1 else ""
+    text = f"{now.call_s * 1e3:.3f} ms a call{of}, {was.call_s * 1e3:.3f} ms when tuned"
+    text += f" beside other processes ({was.denied:.0%} of the time)" if was.denied else ""
+    text += "" if speedup is None else f"; {speedup:.2f} times as fast as fp32 in tune's table"
     slow = now.call_s > SLOWER * was.call_s
     doubts: list[str] = []
     if now.denied:
         doubts.append(f"other processes have {now.denied:.0%} of the processor time")
-    if was.denied:
-        doubts.append(f"they had {was.denied:.0%} when it was tuned")
     if was.machine.cpu != now.machine.cpu:
         doubts.append("another CPU: no time was promised for it")
     state = State.HOLDS if not slow else State.TOLD if doubts else State.DRIFTED

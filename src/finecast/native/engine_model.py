@@ -346,9 +346,9 @@ def counted(
         )
     if free := free_dims({spec.name: spec.shape for spec in input_specs(prepared.graph)}):
         named = [f"{n} ({', '.join(a)})" if {*a} - {n} else n for n, a in free.items()]
-        census = replace(census, notes=census.notes | {"free sizes": ", ".join(named)})
+        census = replace(census, notes=census.notes | {"dynamic dimensions": ", ".join(named)})
     if told:
-        census = replace(census, notes=census.notes | {"counted at": told})
+        census = replace(census, notes=census.notes | {"figures are for": told})
     if options.data is None:
         return census
     return replace(census, warnings=risks(prepared.graph, facts, low), low=low)

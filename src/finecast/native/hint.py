@@ -227,6 +227,6 @@ def check_marks(plan: Plan, graph: Graph, session: Session) -> None:
 def _lost(what: str) -> EngineError:
     return EngineError(
         what,
-        fix="leave --by-hint out: casts can state this plan; or let that op be in reduced"
+        fix="leave --by-hint out: casts can express this plan; or let that op be in reduced"
         " precision",
     )

@@ -23,6 +23,7 @@ from finecast.naming import Option
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.census import Census
 from finecast.native.device import Program
+from finecast.native.scales import WrongScale
 from finecast.native.subject import Built, Subject
 from finecast.numbers.formats import Format
 from finecast.planning.placing import Placement
@@ -33,7 +34,7 @@ from finecast.planning.provenance import Provenance
 from finecast.plugin import engines
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
-from finecast.rules.facts import ValueFacts
+from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.policy import Policy
 
 ENGINE_OPTION: Final = Option(
@@ -435,6 +436,15 @@ class LowModel(ABC):
     @abstractmethod
     def facts(self, feeds: Sequence[Feeds]) -> Mapping[int, ValueFacts]:
         """Facts of the fp32 model's values, by id."""
+
+    def wrong_scales(self, facts: Callable[[], Facts]) -> Mapping[int, Sequence[WrongScale]]:
+        """Scales that do not fit what the ops read, by the ids of these ops.
+
+        Args:
+            facts: Gives those of the fp32 model's values; called if there are scales at all.
+        """
+        del facts
+        return {}
 
     def within(self, group: int, feeds: Sequence[Feeds]) -> tuple[str, ...]:
         """Names of low ops that are returned with the op of control flow that a group is.

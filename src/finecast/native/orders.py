@@ -203,7 +203,7 @@ class OrderTrials:
         terms *= TRIED * (samples + sample_count(self.exact.calls))
         if terms <= _UNASKED:
             return ""
-        return f"not tried unasked, as {terms:.2g} terms are to be added; {ask}"
+        return f"not tried, as {terms:.2g} additions take long; {ask}"
 
 
 def _ends(numbers: list[float]) -> tuple[float, float]:

@@ -179,7 +179,7 @@ def _refuse(fmt: Format, engine: Engine, prepared: PreparedModel) -> NoReturn:
     if fmt.blocks is not None:
         there = ", ".join(f.label for f in (*BLOCKS, Format.BF16) if f in prepared.states)
         raise UsageError(
-            f"{prepared.library} models cannot state constants in {fmt.label}",
+            f"{prepared.library} models cannot hold constants in {fmt.label}",
             where=f"--auto-cast-type {fmt.label}",
             fix=f"see what it does with finecast emulate, or use one of {there}",
         )
@@ -195,6 +195,6 @@ def _refuse(fmt: Format, engine: Engine, prepared: PreparedModel) -> NoReturn:
             fix=f"{onnx}use {alike}bf16 or fp16",
         )
     raise UsageError(
-        f"ops of {prepared.library} do not compute in {fmt.label}: a model cannot state it",
+        f"ops of {prepared.library} do not compute in {fmt.label}: a model cannot express it",
         fix="use bf16 or fp16",
     )

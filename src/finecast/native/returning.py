@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, final
 
@@ -32,6 +32,7 @@ from finecast.graph.structure import structure_of
 from finecast.naming import listed, number_of, percent
 from finecast.native.model import Check, LowModel, OpGroup, Seen, grouped
 from finecast.native.observing import SHOWN_BYTES, observe, unseen
+from finecast.native.scales import StoredRange, WrongScale, stored_range, wrong_scale
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
 from finecast.numbers.thresholds import LIMIT
@@ -41,7 +42,7 @@ from finecast.planning.free_rows import free_values
 from finecast.planning.points import SWITCH, moves
 from finecast.processes.memory import packed
 from finecast.rules.draws import draws, random_notes
-from finecast.rules.facts import ValueFacts, facts_in
+from finecast.rules.facts import Facts, ValueFacts, facts_in
 from finecast.rules.scaled_operands import origin
 
 _LISTED: Final = 3
@@ -241,6 +242,47 @@ class BesideLow(LowModel):
         prepared, _ = self._models
         prepared_facts = observe(prepared, lambda: feeds)
         return facts_in(self.graph, prepared_facts, prepared.graph)
+
+    def wrong_scales(self, facts: Callable[[], Facts]) -> Mapping[int, Sequence[WrongScale]]:
+        """Of operands of matched ops, and of outputs, which are quantized for the caller."""
+        covered = [*self._covered(self._pair().low.graph)]
+        seen = facts() if covered else {}
+        wrong: dict[int, list[WrongScale]] = {}
+        for node, value, numbers in covered:
+            scale = wrong_scale(value, numbers, seen)
+            if scale is not None:
+                wrong.setdefault(node, []).append(scale)
+        return wrong
+
+    def _covered(self, low: Graph) -> Iterator[tuple[int, Value, StoredRange]]:
+        """The id of an op, a value that it reads or gives, and what its scale covers."""
+        values = {partner: value for value, partner in self._matched.items()}
+        for value, partner in self._matched.items():
+            node, other = self.graph.maker(value), low.maker(partner)
+            if node is None or other is None:
+                continue
+            for port, index in enumerate(other.inputs):
+                numbers = None if index is None else stored_range(low, low.values[index])
+                if numbers is None:
+                    continue
+                if numbers.is_weight:
+                    own = self.graph.read(node, port) if node.op == other.op else None
+                    source = numbers.source if own is None or own.constant is None else own
+                    yield node.id, source, numbers
+                elif (own := values.get(_origin(low, numbers.source.id))) is not None:
+                    yield node.id, self._saturated(self.graph.values[own]), numbers
+        for end, low_end in _by_name(self.graph.outputs, low.outputs):
+            numbers = stored_range(low, low_end)
+            if numbers is not None and end.producer is not None:
+                yield end.producer, end, numbers
+
+    def _saturated(self, value: Value) -> Value:
+        """The value after the Relus and Clips that the saturation of integers does."""
+        readers = [*self.graph.readers(value)]
+        while len(readers) == 1 and readers[0].op in _SATURATES:
+            value = next(self.graph.values[i] for i in readers[0].outputs if i is not None)
+            readers = [*self.graph.readers(value)]
+        return value
 
     def seen(self, feeds: Feeds, check: Check | None) -> Mapping[int, Seen]:
         """By runs that output values, with nothing returned and with all.

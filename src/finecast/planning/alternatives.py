@@ -225,7 +225,8 @@ def _beside(own: Reason, of_unit: Reason) -> Reason:
     """The reason of an op that has another format than others in its kernel."""
     if own.text:
         return own
-    text = f"it may not have {' '.join(of_unit.permits)}, which other ops of its kernel have"
+    others = " or ".join(of_unit.permits)
+    text = f"it runs in one kernel with ops in {others}, which it cannot have itself"
     return replace(own, text=text, evidence={DECIDED_BY: Decider.KERNEL.value})
 
 

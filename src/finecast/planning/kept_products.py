@@ -50,9 +50,10 @@ class KeptProducts:
         """A sentence on it."""
         share = "" if self.share is None else f", {self.share:.0%} of the products' operations"
         which = f"{self.node[:_LONGEST_NAME]!r} ({self.native}{share})"
+        why = self.why.removeprefix("kept fp32: ")
         if self.count == 1:
-            return f"1 product stays fp32, {which}: {self.why}"
-        return f"{self.count} products stay fp32, the largest of them {which}: {self.why}"
+            return f"1 product stays fp32, {which}: {why}"
+        return f"{self.count} products stay fp32, the largest of them {which}: {why}"
 
 
 def kept_products(

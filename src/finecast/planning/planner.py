@@ -238,9 +238,10 @@ class Planner:
         how = self.policy.calibration
         stated = {f: f"@{how.value}" for f in lows if how.changes(f)}
         names = [f.label + stated.get(f, "") for f in lows]
+        here = " or ".join(names)
         kept = (
-            f"it may not have {' or '.join(names)}, only moves numbers between ops in fp32, or"
-            " runs in an integer kernel"
+            f"it cannot run in {here} here, only moves numbers between fp32 ops, or runs in an"
+            " integer kernel"
         )
         does = f"every op that may have {names[0]} does"
         if len(names) > 1:

@@ -157,7 +157,7 @@ def output_lines(
     if left_out:
         few = listed(left_out, _LISTED)
         lines.append(
-            f"outputs without an error, as they copy an input or are not in --of: {few}"
+            f"outputs that are not compared, as copies of inputs or not named by --of: {few}"
         )
     return lines
 

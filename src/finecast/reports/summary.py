@@ -216,7 +216,7 @@ def _heading(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) 
     costs = "costs" if len(limiting) == 1 else "cost"
     return (
         f"The {ops} in reduced precision that {costs} the most accuracy:"
-        f" {share:.0%} of the squared error of the model's output."
+        f" {share:.0%} of the predicted squared error of the model's output."
     )
 
 

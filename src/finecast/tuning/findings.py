@@ -105,9 +105,13 @@ class SearchStep:
         return f"{text}took {self.seconds:.2g} s{self.result and f', {self.result}'}"
 
 
+_LEAST_GAIN: Final = 1e-4
+"""A smaller share of the time is none that could be measured."""
+
+
 def expected(gain: float, chance: float) -> str:
     """Text: what a plan was predicted to save, and its probability to pass."""
-    if gain <= 0:
+    if gain < _LEAST_GAIN:
         return f"would save no time (chance to pass {chance:.0%})"
     return f"would save {percent(gain)} of the time, if it passes (chance {chance:.0%})"
 

@@ -44,16 +44,23 @@ _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
     Objective.THROUGHPUT: ("calls/s", lambda cost_s: 1 / cost_s),
     Objective.MEMORY: ("MB in memory\n(estimated)", lambda cost_bytes: cost_bytes / 1e6),
 }
-_BY_RULES: Final = "are kept by rules"
-# Why ops stay in fp32, by what decided other than rules alone.
-_BECAUSE: Final[Mapping[str, str]] = {
-    "time": "gain no time",
-    "casts": "gain less than their casts cost",
-    "error": "would add more error than their time is worth",
-    "bytes": "save no bytes",
-    "kernel": "run in the kernel of another op",
-    "policy": "cannot run in a lower format here, or only move data",
-    "whole plan": "cannot run in a lower format here, or only move data",
+_BY_RULES: Final = ("is kept by a rule", "are kept by rules")
+_CANNOT: Final = (
+    "cannot run in a lower format here, or only moves data",
+    "cannot run in a lower format here, or only move data",
+)
+# Why an op stays in fp32, and why several do, by what decided other than rules alone.
+_BECAUSE: Final[Mapping[str, tuple[str, str]]] = {
+    "time": ("gains no time", "gain no time"),
+    "casts": ("gains less than its casts cost", "gain less than their casts cost"),
+    "error": (
+        "would add more error than its time is worth",
+        "would add more error than their time is worth",
+    ),
+    "bytes": ("saves no bytes", "save no bytes"),
+    "kernel": ("runs in the kernel of another op", "run in the kernels of other ops"),
+    "policy": _CANNOT,
+    "whole plan": _CANNOT,
 }
 
 
@@ -149,8 +156,8 @@ def _chosen_engine(result: Result) -> list[str]:
         hinted = " by its bf16 hint" if preferred.unsearched_s < preferred.call_s else ""
         there, here = (s * 1e3 for s in (own.call_s, preferred.unsearched_s))
         lines.append(
-            f"{title_of(own.engine)} was chosen: in a first look fp32 takes {there:.3g} ms a"
-            f" call there, {here:.3g} in {title_of(preferred.engine)}{hinted}"
+            f"{title_of(own.engine)} was chosen: in a quick comparison fp32 takes {there:.3g}"
+            f" ms a call there, {here:.3g} in {title_of(preferred.engine)}{hinted}"
         )
     alone = own.gain_of_one_thread
     if alone > 1:
@@ -187,7 +194,7 @@ def notes(result: Result) -> list[str]:
         lines += output_lines(result.output_errors, result.left_out, result.tuned.outputs)
         lines += [f"adjusted, {gain.text}" for gain in result.gains]
         note = result.verified.note
-        lines += [f"beside fp32 on the inputs that were timed: {note}"] if note else []
+        lines += [f"compared with fp32 on the timed inputs: {note}"] if note else []
         lines += result.verified.decided
     if result.certificate is not None:
         lines.append(f"certified: {result.certificate}")
@@ -203,7 +210,7 @@ def notes(result: Result) -> list[str]:
     if result.engine_times:
         told = ", ".join(time.text for time in result.engine_times)
         lines.append(
-            f"fp32 in a first look, a call: {told}; --engine names the one to tune for"
+            f"a call of fp32 in a quick comparison of engines: {told}; choose by --engine"
         )
     lines += [one.text for one in result.other_engines]
     faster = next_faster(record, result.plan.digest)
@@ -251,7 +258,18 @@ def timed_in(result: Result) -> str:
     speeds, apart = result.speedups, ""
     if len(speeds) > 1:
         apart = f"; in {len(speeds)} processes x{min(speeds):.2f} to x{max(speeds):.2f}"
-    return f"timed in {title_of(result.engine)}, {threads}{apart}"
+    return f"timed in {title_of(result.engine)}, {threads}{_sizes(result)}{apart}"
+
+
+def _sizes(result: Result) -> str:
+    """How many samples the timed calls have; empty if no call has more than one."""
+    counts: set[int] = set()
+    for call in result.conditions.get("timed") or ():
+        fronts = {shape[0] if shape else 1 for shape in call.values()}
+        counts.add(fronts.pop() if len(fronts) == 1 else 1)
+    if max(counts, default=1) <= 1:
+        return ""
+    return f", batch {enumerated(sorted(counts))}"
 
 
 def _parts(errors: Mapping[str, float]) -> list[str]:
@@ -269,11 +287,11 @@ def _kept(result: Result) -> list[str]:
     kept = sum(len(one.nodes) for one in fp32_groups)
     if not result.improved or not kept:
         return []
-    counts = Counter[str]()
+    counts = Counter[tuple[str, str]]()
     for one in fp32_groups:
         counts[_BECAUSE.get(one.decided_by, _BY_RULES)] += len(one.nodes)
     named = counts.most_common(_MOST_REASONS)
-    reasons = "; ".join(f"{count} {because}" for because, count in named)
+    reasons = "; ".join(f"{count} {because[count > 1]}" for because, count in named)
     more = kept - sum(count for _, count in named)
     rest = f"; {more} for other reasons" if more else ""
     stay = "stays" if kept == 1 else "stay"

@@ -624,7 +624,7 @@ class _Tuning:
         first = self.examined, self.corrections
         policy = self.examined.planner.policy
         named = _named_in(refused.what, self.examined.planner.graph.float_nodes)
-        text = f"the engine refuses plans as they are usually stated ({refused.what})"
+        text = f"the engine refuses plans as they are usually written ({refused.what})"
         plain = f"{text}: no op is replaced by another"
         if not policy.keep_ops:
             self._judge_by(replace(policy, keep_ops=True))

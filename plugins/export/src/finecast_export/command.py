@@ -39,9 +39,9 @@ def run(
 ) -> None:
     """Write a plan in the words of another tool, whose kernels then run it.
 
-    For most tools that is a module of Python with one function, for llm-compressor a recipe,
-    for neuron a line of flags, for tensorrt a script with a strongly typed model beside it.
-    No tool has to be installed here. Ops that a tool cannot state as they are planned are
+    For most tools that is a module of Python with one function. llm-compressor gets a recipe,
+    neuron a line of flags, tensorrt a script with a strongly typed model beside it.
+    No tool has to be installed here. Ops that a tool cannot express as they are planned are
     listed; they are in FP32 in what it makes.
 
     Examples:
@@ -49,7 +49,7 @@ def run(
 
       finecast export module.plan.json --to torchao -o quantize.py
 
-      finecast export tuned.plan.json --to tensorrt --model model.onnx -o engine.py
+      finecast export tuned.plan.json --to tensorrt --model m.onnx -o trt.py
     """
     from finecast_export.exporting import export
 
@@ -60,7 +60,7 @@ def run(
     left = exported.left_out
     warn(*(one.text for one in left[:_TOLD]))
     if len(left) > _TOLD:
-        warn(f"{len(left) - _TOLD} more ops cannot be stated: --json lists all")
+        warn(f"{len(left) - _TOLD} more ops cannot be expressed: --json lists all")
     if output is None and exported.write_model is not None:
         raise UsageError(
             f"{exported.tool} gets a model, too, which cannot be printed",
@@ -73,4 +73,4 @@ def run(
             write_note(Verbatim(line))
         return
     counts = ", ".join(f"{count} {label}" for label, count in exported.stated.items())
-    write_note(Verbatim(f"wrote {output}, for {exported.tool}: {counts or 'no op'} stated"))
+    write_note(Verbatim(f"wrote {output}, for {exported.tool}: {counts or 'no op'} exported"))

@@ -232,7 +232,7 @@ def export(
     if not exported.stated and known.lowers and tool != "neuron":
         why = exported.left_out[0].text if exported.left_out else "no op of it has numbers"
         raise UsageError(
-            f"{tool} can state nothing of the plan", where=why, fix="name another tool"
+            f"{tool} can express nothing of the plan", where=why, fix="name another tool"
         )
     if not known.lowers:
         raise UsageError(

@@ -57,6 +57,7 @@ Data: TypeAlias = "Array | Iterable[str] | Iterable[Sequence[int]]"
 """Texts, or their tokens."""
 
 _CACHED: Final = ("key", "value")
+_IDS: Final = "input_ids"
 _OPSET: Final = 18
 _LENGTH: Final = 128
 """Tokens of a piece of text, unless the user says another number."""
@@ -181,7 +182,8 @@ def tokens(data: Data, tokenizer: Any = None, length: int = _LENGTH) -> dict[str
     padding; what is left at the end is dropped.
 
     Args:
-        data: Texts, or the tokens of each: lists, arrays or tensors of whole numbers.
+        data: Texts, or the tokens of each: lists, arrays or tensors of whole numbers; or rows
+            with ``text`` or ``input_ids``, as of a table, a ``DataLoader`` or a tokenizer.
         tokenizer: Makes tokens of texts: ``tokenizer(text)["input_ids"]``.
         length: Tokens of a piece.
 
@@ -218,6 +220,10 @@ def _check_length(length: Any, least: int = 1) -> None:
 
 def _tokenized(data: Any, tokenizer: Any) -> Iterator[Array]:
     """The tokens of each text of ``data``; raises UsageError as ``tokens``."""
+    if isinstance(data, Mapping) and _IDS in data:  # what a tokenizer gives for many texts
+        kinds = [_IDS, *({"attention_mask"} & {*data})]
+        columns = zip(*(data[kind] for kind in kinds), strict=True)
+        data = [dict(zip(kinds, row, strict=True)) for row in columns]
     if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
         raise UsageError(
             f"{kind_of(data)} is given, and no texts",
@@ -231,7 +237,8 @@ def _tokenized(data: Any, tokenizer: Any) -> Iterator[Array]:
             fix="give an object: transformers.AutoTokenizer.from_pretrained(NAME)",
         )
     end = getattr(tokenizer, "eos_token_id", None)
-    for text in cast("Iterable[Any]", data):
+    for item in cast("Iterable[Any]", data):
+        text = _of_row(item)
         if not isinstance(text, str):
             yield _whole(text)
             continue
@@ -245,6 +252,20 @@ def _tokenized(data: Any, tokenizer: Any) -> Iterator[Array]:
         yield _whole(made["input_ids"])
         if end is not None:
             yield np.array([end])
+
+
+def _of_row(item: Any) -> Any:
+    """The text or the tokens of a row of a table, or of what a tokenizer gives, or ``item``.
+
+    Tokens that the mask leaves out fill up a batch, and are no text.
+    """
+    if not isinstance(item, Mapping):
+        return item
+    row = cast("Mapping[str, Any]", item)
+    if _IDS not in row:
+        return row.get("text", row)
+    given, mask = row[_IDS], row.get("attention_mask")
+    return given if mask is None else to_array(given)[to_array(mask).astype(bool)]
 
 
 def _whole(given: Any) -> Array:

@@ -22,6 +22,7 @@ from finecast.devices import Emulation, setting_of
 from finecast.engines import CachedSession, Session
 from finecast.errors import in_shell
 from finecast.measure import Effort
+from finecast.naming import percent
 from finecast.native import DeviceModel, OpenedModel
 from finecast.planning import lowest, propose
 from finecast.progress import Progress, silent
@@ -144,7 +145,7 @@ class LadderOutcome(Report):
                 one.rung.name,
                 ("pass" if one.passed else "fail") + (" *" if self.best is one else ""),
                 f"{one.metric:.6g}",
-                f"{one.error:.3g}",
+                percent(one.error),
                 f"x{self.slowest_s / one.time_s:.2f}",
             )
             for one in self.rungs

@@ -423,7 +423,7 @@ def _group_normalization(node: ir.Node, editor: Editor) -> None:
 
 def _cannot(node: ir.Node, why: str) -> ModelError:
     return ModelError(
-        f"a later opset, which the format needs, cannot state {node.op_type} {node.name!r}:"
+        f"a later opset, which the format needs, has no equal of {node.op_type} {node.name!r}:"
         f" {why}",
         fix="export the model at a newer opset, or use fp16",
     )

@@ -233,7 +233,7 @@ def _hinted_format(file: OvFile, plan: Plan) -> Format:
     if low is None or plan.io:
         labels = " and ".join(f.label for f in floats)
         raise ModelError(
-            f"no precision hint can state the plan: it has {labels}; a hint has"
+            f"no precision hint can express the plan: it has {labels}; a hint has"
             " one format beside quantized integers, and does not change inputs and outputs",
             where=file.name,
             fix="make the plan anew with --by-hint and --auto-cast-type"

@@ -29,7 +29,9 @@ def export(plan: Plan) -> Exported:
 
     def refusal(decision: Decision) -> str:
         beside = quantizes and decision.format is not Format.INT8
-        return "beside quantize, nncf states nothing for single ops" if beside else ""
+        return (
+            "nncf quantizes to int8, and has no other format for single ops" if beside else ""
+        )
 
     ops = Sorted.of(plan, TOOL, (Format.INT8, *_MODES), refusal)
     text = heading(plan, TOOL, "Quantizes a model, or compresses its weights, op by op.")

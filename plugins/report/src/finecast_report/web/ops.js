@@ -110,7 +110,7 @@ function showOp(index) {
   const rows = [
     ["computes", `${op.op}${op.native ? `, ${op.native}` : ""} (${op.class})`],
     ["format", el("span", {}, chip(op.type) || "keeps its own type", op.ran && op.ran !== op.type ? [" ran in ", chip(op.ran)] : null)],
-    ["why", reasonsOf(op) || "not stated"],
+    ["why", reasonsOf(op) || "no reason is known"],
     ["time of its kernel, profiled", kernelTimes(index)],
     ["source", op.line === undefined ? null : el("code", {}, data.lines[op.line])],
     ["scope", op.scope ? el("button", { class: "plain", onclick: () => openScope && openScope(op.scope, index) }, op.scope) : null],

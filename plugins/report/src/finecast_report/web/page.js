@@ -54,7 +54,7 @@ function conditions() {
   const timed = asked.timed || [];
   const parts = [
     asked.samples ? `the accuracy is that of ${count(asked.samples, "sample")}` : null,
-    timed.length === 1 ? `a call has ${feeds(timed[0])}` : timed.length ? `each time is the sum of ${count(timed.length, "call")}, one after another: ${timed.map(feeds).join("; ")}` : null,
+    timed.length === 1 ? `a timed call has the input${Object.keys(timed[0]).length > 1 ? "s" : ""} ${feeds(timed[0])}` : timed.length ? `each time is the sum of ${count(timed.length, "call")}, one after another: ${timed.map(feeds).join("; ")}` : null,
     asked.date ? `made on ${asked.date}` : null,
   ].filter(Boolean).join("; ");
   return parts ? el("p", { class: "soft" }, parts[0].toUpperCase() + parts.slice(1) + ".") : null;
@@ -74,7 +74,7 @@ function plansSection() {
     el("figure", {}, frontierChart(plans), el("figcaption", {}, "Each dot is a plan: the further up, the faster; the further left, the more exact. ",
       kinds.map(([kind, words]) => { const colour = { timed: "Grey", passed: "Green", failed: "Red", uncertified: "Red" }[kind]; return `${colour}: ${words}. `; }),
       "The ring is what was chosen, the dashed line what was predicted. A dotted line is the fp32 model under the engine's own precision hint, a setting by which it chooses reduced precision by itself, without a plan.",
-      races ? " In a benchmark models run in turns, call by call. Plans of the final benchmark stand at what that measured. All others were in the first one alone, and stand as far from the chosen plan as they were there." : "",
+      races ? " In a benchmark models run in turns, call by call. Plans of the final benchmark stand at what that measured. The others were in the first benchmark alone: they stand at their speed there, relative to the chosen plan." : "",
       plans.some((p) => /^(plan|step) \d/.test(p.name)) ? " Plans are numbered by predictions, from the most exact plan to the fastest: measured errors and times may have another order." : "")),
     el("details", {}, el("summary", {}, `The same as a table: ${count(plans.length, "plan")}${anchors.length ? ", and " + found.anchors.map((a) => a.name).join(", ") : ""}`),
       table(["plan", found.objective === "latency" ? "speed" : "gain", "a call", "output error", found.metric, "on all data", "differs in"], [...fp32, ...rows, ...anchors], [1, 2, 4]))];
@@ -83,10 +83,12 @@ function plansSection() {
 function journalSection() {
   const steps = (found && found.journal) || [];
   if (!steps.length) return null;
-  const words = { race: "benchmark", "errors of ops": "errors of single ops", end: "the search ends" };
-  const rows = steps.map((s) => [words[s.what] || s.what, s.plan || "–", s.plan ? percent(s.gain) : "–", s.plan ? percent(s.chance) : "–", s.what === "end" ? "–" : digits(s.seconds) + " s", s.result || "–"]);
-  return [el("p", {}, "Every measurement, in its order. A plan saves a share of the time of the fastest plan that had passed by then, and of fp32 before any had. The largest saving times chance, by second of the measurement, came next."),
-    table(["measurement", "plan", "would save", "chance to pass", "took", "result"], rows, [2, 3, 4])];
+  const words = { race: "benchmark", "errors of ops": "errors of single ops" };
+  const rows = steps.filter((s) => s.what !== "end").map((s) => [words[s.what] || s.what, s.plan || "–", s.plan ? percent(s.gain) : "–", s.plan ? percent(s.chance) : "–", el("span", { class: "together" }, digits(s.seconds) + " s"), s.result || "–"]);
+  const ends = steps.filter((s) => s.what === "end" && s.result);
+  return [el("p", {}, "All measurements, in their order. “Would save” is the share of the time that a plan was expected to save compared with the fastest plan that had passed by then, or with fp32 before any had. The next measurement is the one that is expected to save most for each second that it takes, by the saving times the chance to pass."),
+    table(["measurement", "plan", "would save", "chance to pass", "took", "result"], rows, [2, 3, 4]),
+    ends.map((s) => el("p", {}, `The search ended: ${s.result}.`))];
 }
 
 function limitsSection() {
@@ -122,7 +124,7 @@ function repairsSection() {
     one.adds ? `${one.lowest || one.highest ? ", and " : ""}plus ${count(one.channels, "number")}` : null];
   const proofs = new Map();
   for (const one of repairs.slice(0, MOST_ROWS)) {
-    const text = one.reasons.map((i) => micro(data.reasons[i].text)).join("; ") || "no reason is stated";
+    const text = one.reasons.map((i) => micro(data.reasons[i].text)).join("; ") || "no reason is known";
     proofs.set(text, [...(proofs.get(text) || []), one]);
   }
   return [el("p", {}, `The numbers that ${count(repairs.length, "op")} read are adjusted, so that these and the ops around them need not stay in fp32. Factors are powers of two: in fp32 they change no digit, but where it is said.`),
@@ -231,7 +233,7 @@ function choicesSection() {
       { key: "type", name: "chosen", width: "minmax(4.6rem, 1fr)", of: (r) => r.unit.type, show: (r) => chip(r.unit.type) },
       { key: "low", name: "compared", width: "minmax(5rem, 1fr)", wide: true, of: (r) => r.other.low, show: (r) => chip(r.other.low) },
       { key: "saved", name: "kernel saves", width: "minmax(4.5rem, 1fr)", number: true, wide: true, of: (r) => r.other.saved, show: (r) => ms(r.other.saved) },
-      { key: "casts", name: "casts", width: "minmax(7rem, 1fr)", number: true, wide: true, of: (r) => r.other.casts, show: (r) => castText(r.other.casts) },
+      { key: "casts", name: "casts", width: "minmax(8.2rem, 1fr)", number: true, wide: true, of: (r) => r.other.casts, show: (r) => castText(r.other.casts) },
       { key: "net", name: "in all", width: "minmax(4.5rem, 1fr)", number: true, of: (r) => r.other.net, show: (r) => ms(r.other.net) },
       { key: "rise", name: "adds error", width: "minmax(4.2rem, 1fr)", number: true, of: (r) => r.other.rise, show: (r) => percent(r.other.rise) },
       { key: "by", name: "decided by", width: "minmax(4rem, 1fr)", wide: true, of: (r) => r.unit.by, show: (r) => r.unit.by },

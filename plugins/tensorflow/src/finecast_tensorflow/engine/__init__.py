@@ -75,7 +75,7 @@ class TensorFlowEngine(Engine):
     reads_onnx = False
     lowers_by_hint = True
     tells_kernels = True
-    untried = "int8 is tried for outputs NAME.xml, which OpenVINO runs"
+    untried = "int8 is tried where OpenVINO runs the result: for an output NAME.xml"
 
     def __init__(self, device: str = "CPU") -> None:
         if device.upper() not in devices():
