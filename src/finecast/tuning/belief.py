@@ -50,8 +50,6 @@ _SAMPLES_OFF: Final = 0.2
 _MOST_OFF: Final = 3.0
 # The deviation of the logarithm of a loss from what a measured error says of it.
 _DECISIONS_OFF: Final = 0.35
-# A metric on the data at hand is off by chance by such a share of a loss.
-_CHANCE: Final = 0.15
 
 
 @dataclass(slots=True, kw_only=True)
@@ -246,7 +244,7 @@ class Belief:
                 cost[i], off[i] = self._measured[one.plan.digest]
         expected, spread = self._expected(proposals)
         more, loss_off = self._losses.at(self._loss_features(known))
-        spread = np.sqrt(spread**2 + loss_off**2 + _CHANCE**2)
+        spread = np.hypot(spread, loss_off)
         passes = ndtr(-(expected + more) / spread)
         if self.decisions is not None and self.decisions.are_known:
             passes = passes * self.decisions.passes(*self._moving(proposals))
@@ -259,7 +257,7 @@ class Belief:
         common = np.zeros((1, len(self._unit_errors[:, 1:].ravel()) + 1))
         common[0, -1] = self.loss_off
         more, off = self._losses.at(common)
-        apart = math.hypot(_DECISIONS_OFF, self.order * _ERROR_OFF / 2, _CHANCE)
+        apart = math.hypot(_DECISIONS_OFF, self.order * _ERROR_OFF / 2)
         spread = math.hypot(float(off[0]), apart)
         logs = [-self.loss - float(more[0]) - spread * float(ndtri(c)) for c in chances]
         return [self.reference * math.exp(2 * log / self.order) for log in logs]
