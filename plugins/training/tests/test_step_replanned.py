@@ -18,13 +18,16 @@ from torch.utils.checkpoint import checkpoint
 
 from finecast import Format, Policy
 from finecast.errors import UsageError
+from finecast.progress import silent
 from finecast_training.backend import Backend
 from finecast_training.faults import overflow, stalled
 from finecast_training.measures import Exactness, GradientDeviation, StepFigures, deviations
 from finecast_training.paired_trial import PairedTrial
+from finecast_training.replay import Replay, Replayed
 from finecast_training.step import LossOf
 from finecast_training.step_plan import StepPlan, Way
-from finecast_training.target import StepTarget
+from finecast_training.step_search import StepSearch
+from finecast_training.target import Sampling, StepTarget
 from finecast_training.tuned_step import TunedStep
 
 pytestmark = pytest.mark.filterwarnings(
@@ -83,7 +86,7 @@ def planned(policy: str, net: nn.Module, of: Callable[..., Any] = loss) -> StepP
 
 def target(net: nn.Module, *optimizers: optim.Optimizer, **more: int) -> StepTarget:
     how = {"moments": 1, "between": 1, **more}
-    return StepTarget.of(net, loss, [batch(), batch()], list(optimizers), **how)
+    return StepTarget.of(net, loss, [batch(), batch()], list(optimizers), Sampling(**how))
 
 
 # ------------------------------------------------------------------------- chosen anew
@@ -150,6 +153,65 @@ def test_a_schedule_changes_plans_at_its_calls() -> None:
         step.schedule({1: 5})
 
 
+def test_what_is_scheduled_holds_although_plans_are_chosen_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net, calls = Net(), list[int]()
+    low, fp32 = planned("all:bf16", net), StepPlan(name="fp32", policy=POLICY, way=Way.FP32)
+    step = TunedStep(low, net, loss)
+    monkeypatch.setattr(TunedStep, "replan", lambda self: calls.append(self._calls))
+    step.replan_every(2)
+    step.schedule({3: fp32})
+    for _ in range(7):
+        step(*batch())
+    assert calls == [2]
+    assert step.plan is fp32
+    step.schedule({})
+    step.replan_every(1)
+    step(*batch())
+    assert calls == [2, 7]
+
+
+def test_a_schedule_for_calls_that_are_over_holds_from_the_next_one() -> None:
+    net = Net()
+    fp32, low = StepPlan(name="fp32", policy=POLICY, way=Way.FP32), planned("all:bf16", net)
+    step = TunedStep(fp32, net, loss)
+    for _ in range(3):
+        step(*batch())
+    step.schedule({1: fp32, 2: low})
+    step(*batch())
+    assert step.plan is low
+    assert [done.calls for done in step.history] == [3]
+
+
+def test_a_plan_that_is_followed_again_is_not_compiled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled, compiles = list[str](), StepPlan.compile
+
+    def counted(self: StepPlan, module: Any, *, kernels: bool = True) -> Any:
+        compiled.append(self.name)
+        return compiles(self, module, kernels=kernels)
+
+    net = Net()
+    fp32, low = StepPlan(name="fp32", policy=POLICY, way=Way.FP32), planned("all:bf16", net)
+    monkeypatch.setattr(StepPlan, "compile", counted)
+    step = TunedStep(low, net, loss)
+    for plan in (fp32, low, fp32):
+        step.follow(plan)
+    assert compiled == ["all:bf16", "fp32"]
+
+
+def test_the_smaller_last_batch_of_an_epoch_ends_no_training() -> None:
+    net = Net()
+    step = TunedStep(StepPlan(name="fp32", policy=POLICY, way=Way.FP32), net, loss)
+    step.replan_every(2)
+    x, y = batch()
+    for rows in (12, 5, 12):
+        step(x[:rows], y[:rows]).backward()
+    assert [done.calls for done in step.history] == [2]
+
+
 # ------------------------------------------------------------------------------- faults
 
 
@@ -170,7 +232,7 @@ def test_fp16_overflows_in_one_layer_and_a_smaller_scale_mends_it() -> None:
         return 2.0**12 * loss(net, x, y)
 
     net = Net()
-    own = StepTarget.of(net, steep, [batch()], [], moments=1, between=0)
+    own = StepTarget.of(net, steep, [batch()], [], Sampling(moments=1, between=0))
     low = StepPlan(name="", policy="auto:fp16", way=Way.AUTOCAST)
     call = low.compile(own.module)
     large, small = (own.exactness(call, scale).gradients for scale in (2.0**12, 1.0))
@@ -207,6 +269,70 @@ def test_an_optimizer_s_state_in_bf16_that_stalls_is_named() -> None:
     assert stalled(target(net, optim.AdamW(net.parameters()))) == []
 
 
+def search_of(own: StepTarget, low: StepPlan) -> StepSearch:
+    """A search that compared autocast and a plan."""
+    search = StepSearch(
+        target=own, policy=Policy.parse(POLICY), objective="memory", max_memory=None,
+        progress=silent,
+    )  # fmt: skip
+    search.autocast = search._compare(StepPlan(name="", policy=POLICY, way=Way.AUTOCAST))
+    search._compare(low)
+    return search
+
+
+def test_a_state_is_held_in_bf16_unless_it_would_stall(fast_bf16: None) -> None:
+    """A mean of squares stands still in bf16, but not in the first steps of training."""
+    net = Net()
+    own = target(net, optim.AdamW(net.parameters(), lr=1e-3))
+    exact = StepPlan(name="fp32", policy=POLICY, way=Way.FP32)
+    search = search_of(own, exact)
+    saved = search.held_states(exact)
+    assert saved == {"exp_avg": 2 * sum(p.numel() for p in net.parameters())}
+    (said,) = search.notes
+    assert said.startswith("exp_avg_sq of the optimizer stays in fp32: it would stall, as")
+
+
+def test_a_state_in_bf16_that_costs_updates_their_digits_stays_in_fp32() -> None:
+    net = Net()
+    own = target(net, optim.SGD(net.parameters(), lr=1e-3, momentum=0.9))
+    replay = Replay.of(Replayed(own), ["momentum_buffer"], torch.bfloat16)
+    assert 2**-10 < replay.error < 2**-6
+
+    def off_by(error: float) -> StepFigures:
+        deviation = GradientDeviation(error=error, angle=0, vanished=0, nonfinite=0)
+        return StepFigures.of([{"first.weight": deviation}])
+
+    assert replay.objection(off_by(0.0), off_by(0.1)) == ""
+    said = replay.objection(off_by(0.0), off_by(2**-12))
+    assert said.startswith("in bfloat16 updates would be off by")
+
+
+def test_states_are_held_low_between_steps_of_the_optimizer() -> None:
+    net = Net()
+    other = copy.deepcopy(net)
+    first, second = (optim.AdamW(n.parameters(), lr=1e-2) for n in (net, other))
+    plan = StepPlan(name="", policy=POLICY, way=Way.FP32, states=("exp_avg",))
+    assert StepPlan.from_json(plan.to_json()) == plan
+    step = TunedStep(plan, net, loss)
+    step.optimizers = [first]
+    for _ in range(5):
+        some = batch()
+        for call, optimizer in ((step, first), (lambda *b: loss(other, *b), second)):
+            optimizer.zero_grad()
+            call(*some).backward()
+            optimizer.step()
+    weight, wanted = net.first.weight, other.first.weight
+    assert first.state[weight]["exp_avg"].dtype is torch.bfloat16
+    assert first.state[weight]["exp_avg_sq"].dtype is torch.float32
+    assert 0 < float((weight - wanted).norm() / wanted.norm()) < 2**-8
+    kept = first.state[weight]["exp_avg"].float()
+    step.replan()  # on a copy
+    assert first.state[weight]["exp_avg"].dtype is torch.bfloat16
+    step.follow(replace(plan, states=()))
+    assert torch.equal(first.state[weight]["exp_avg"], kept)
+    assert not first._optimizer_step_pre_hooks
+
+
 def test_parameters_in_bf16_whose_updates_are_lost_are_named() -> None:
     net = Net().bfloat16()
     optimizer = optim.SGD(net.parameters(), lr=1e-5)
@@ -214,7 +340,7 @@ def test_parameters_in_bf16_whose_updates_are_lost_are_named() -> None:
     def low(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(net(x.bfloat16()).float(), y)
 
-    own = StepTarget.of(net, low, [batch()], [optimizer], moments=1, between=1)
+    own = StepTarget.of(net, low, [batch()], [optimizer], Sampling(moments=1, between=1))
     (said,) = stalled(own)
     assert said.startswith("updates stall: in bfloat16")
     assert "first.weight" in said

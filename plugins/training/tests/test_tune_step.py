@@ -23,12 +23,13 @@ from finecast import Policy
 from finecast.errors import UsageError
 from finecast.measure.racing import Race
 from finecast.progress import silent
-from finecast_training import step_search
+from finecast_training import replay, step_search
 from finecast_training.measures import GradientDeviation, StepFigures
+from finecast_training.replay import Replay
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_search import StepCandidate, StepSearch
 from finecast_training.step_tuning import StepResult, _same_everywhere
-from finecast_training.target import StepTarget
+from finecast_training.target import Sampling, StepCost, StepTarget
 from finecast_training.tuned_step import TunedStep
 
 pytestmark = pytest.mark.filterwarnings(
@@ -74,7 +75,8 @@ def stated(monkeypatch: pytest.MonkeyPatch, times: Callable[[StepPlan], float]) 
         plans[self.digest] = self
         return compiles(self, module, kernels=False)
 
-    def timed(steps: Mapping[str, Any], *, anchor: str) -> Race:
+    def timed(steps: Mapping[str, Any], *, anchor: str, effort: object) -> Race:
+        del effort
         for step in steps.values():
             step()
         named = {name: times(plans[name]) for name in steps}
@@ -120,7 +122,7 @@ def tuned() -> tuple[nn.Module, StepResult, dict[str, torch.Tensor]]:
 def test_random_numbers_go_on_as_before() -> None:
     net, some = Net(), batches()
     before = torch.get_rng_state()
-    with StepTarget.of(net, loss, some, [], moments=2, between=1).compared():
+    with StepTarget.of(net, loss, some, [], Sampling(moments=2, between=1)).compared():
         torch.rand(3)
     assert torch.equal(before, torch.get_rng_state())
 
@@ -142,6 +144,92 @@ def test_the_fastest_plan_no_worse_than_autocast_is_taken(tuned: Tuned) -> None:
     assert any("solver" in n for n in names)
     assert "RAF's rules" in names
     assert all(c.why for c in result.candidates if c is not best and c.plan != best.plan)
+
+
+def test_slow_steps_and_little_memory_take_fewer_samples() -> None:
+    cost = StepCost(seconds=0.01, state_bytes=3, sample_bytes=2, free_bytes=1000)
+    full = cost.sampling(96.0)
+    assert full == Sampling(moments=3, between=4, batches=2)
+    slow = replace(cost, seconds=2.0).sampling(96.0)
+    assert slow == Sampling(moments=3, between=2, batches=1)
+    assert replace(cost, seconds=50.0).sampling(96.0).samples == 1
+    small = replace(cost, free_bytes=60).sampling(96.0)  # of which a quarter may be taken
+    assert small == Sampling(moments=3, between=2, batches=1)
+    assert replace(cost, free_bytes=0).sampling(96.0).samples == 1
+    stated = replace(cost, seconds=50.0).sampling(96.0, moments=4, between=0)
+    assert (stated.moments, stated.between) == (4, 0)
+
+
+def test_what_a_short_time_allows_is_compared_and_said(tuned: Tuned) -> None:
+    """One plan is compiled in any case, beside fp32 and autocast."""
+    net = Net()
+    result = ft.tune_step(net, loss, batches(), max_memory=10**9, timeout_s=1e-3)
+    assert result.sampling == Sampling(moments=1, between=2, batches=1)
+    assert "compared on 1 batch at 1 moment of training, after each 2 steps" in str(result)
+    assert "some plans were not compared: timeout_s is 0.001" in result.warnings
+    assert len(result.candidates) < len(tuned[1].candidates)
+    timed = [c for c in result.candidates if c.compiled is not None]
+    assert len(timed) <= 3
+    assert {Way.FP32, Way.AUTOCAST} <= {c.plan.way for c in timed}
+
+
+def test_figures_of_some_samples_are_held_against_those_of_the_same() -> None:
+    def figures(*errors: float) -> StepFigures:
+        return StepFigures.of(
+            [
+                {"w": GradientDeviation(error=e, angle=0.0, vanished=0.0, nonfinite=0.0)}
+                for e in errors
+            ]
+        )
+
+    most = figures(0.1, 0.2, 0.3)
+    assert figures(0.1).beyond(most) == []
+    assert figures(0.11).beyond(most) == ["error", "worst_error"]
+    assert figures(0.1, 0.2).beyond(most) == []
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-25, 1e25])
+def test_deviations_are_those_of_fp64(scale: float) -> None:
+    """Blocks of fp32 are summed, and numbers that fp32 cannot square are taken as fp64."""
+    torch.manual_seed(0)
+    wanted = torch.randn(700, 600) * scale
+    got = wanted + 1e-3 * scale * torch.randn(700, 600)
+    got[0] = 0
+    right, off = wanted.double(), (got.double() - wanted.double())
+    own = GradientDeviation.of(got, wanted)
+    assert own.error == pytest.approx(float(off.norm() / right.norm()), rel=1e-4)
+    cosine = (got.double() * right).sum() / got.double().norm() / right.norm()
+    assert own.angle == pytest.approx(float(1 - cosine), rel=1e-4)
+    assert own.vanished == pytest.approx(1 / 700, rel=1e-2)
+    got[3, 5] = float("nan")
+    assert GradientDeviation.of(got, wanted).nonfinite == pytest.approx(1 / wanted.numel())
+
+
+@pytest.mark.parametrize("stalls", [False, True])
+def test_for_the_least_memory_states_of_the_optimizer_are_held_low(
+    stalls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def objection(self: Replay, own: object, most: object) -> str:
+        del own, most
+        return "it would stall" if stalls or "exp_avg_sq" in self.lost else ""
+
+    monkeypatch.setattr(Replay, "objection", objection)
+    monkeypatch.setattr(replay, "_STEPS", 2)
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    result = ft.tune_step(
+        net, loss, batches(), optimizer=optimizer, objective="memory", max_memory=10**9,
+        moments=1, between=1, trial_steps=2, seeds=1, timeout_s=1e-3,
+    )  # fmt: skip
+    assert result.plan.states == (() if stalls else ("exp_avg",))
+    assert "exp_avg_sq of the optimizer stays in fp32: it would stall" in result.warnings
+    elements = sum(p.numel() for p in net.parameters())
+    assert result.held_bytes == (0 if stalls else 2 * elements)
+    assert ("exp_avg of the optimizer in bf16 between its steps" in str(result)) is not stalls
+    result.step(*batches()[0]).backward()
+    optimizer.step()
+    kept = optimizer.state[net.first.weight]["exp_avg"]
+    assert kept.dtype is (torch.float32 if stalls else torch.bfloat16)
 
 
 class Attention(nn.Module):
@@ -247,7 +335,10 @@ def test_a_step_without_plans_says_who_chooses() -> None:
     for way, told in ((Way.AUTOCAST, "torch.autocast chooses"), (Way.FP32, "all are in fp32")):
         plan = StepPlan(name="without", policy="auto:bf16", way=way)
         best = StepCandidate(plan=plan, exactness=cast("Any", None))
-        table = StepResult(step=cast("Any", None), candidates=(), best=best).explain()
+        table = StepResult(
+            step=cast("Any", None), candidates=(), best=best,
+            sampling=Sampling(moments=1, between=0),
+        ).explain()  # fmt: skip
         assert not table.rows
         assert told in " ".join(table.notes)
 
@@ -368,6 +459,7 @@ def scheduler() -> torch.optim.lr_scheduler.StepLR:
         ({"policy": "all:int8"}, "int8 is planned for models"),
         ({"max_memory": 0}, "max_memory is 0"),
         ({"moments": 0}, "moments is 0"),
+        ({"timeout_s": 0.0}, "0 seconds are no time"),
         ({"max_memry": 1}, "did you mean max_memory"),
     ],
 )
@@ -433,7 +525,7 @@ class Spectrum(nn.Module):
 @contextmanager
 def begun(net: nn.Module) -> Generator[StepSearch]:
     """A search that has compared fp32 and autocast."""
-    target = StepTarget.of(net, loss, batches()[:1], [], moments=1, between=0)
+    target = StepTarget.of(net, loss, batches()[:1], [], Sampling(moments=1, between=0))
     search = StepSearch(
         target=target, policy=Policy.parse("auto:bf16"), objective="time", max_memory=None,
         progress=silent,

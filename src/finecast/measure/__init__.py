@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     # Names of this room for others, as plugins: imported on first use.
     from finecast.measure.environment import Environment
     from finecast.measure.environment import version_of as version_of
+    from finecast.measure.racing import ANCHOR as ANCHOR
     from finecast.measure.racing import Effort as Effort
     from finecast.measure.racing import Race as Race
 else:

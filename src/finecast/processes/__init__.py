@@ -8,6 +8,7 @@ from finecast.plugin import imported_on_use
 
 if TYPE_CHECKING:
     # Names of this room for others, as plugins: imported on first use.
+    from finecast.processes.memory import available_bytes as available_bytes
     from finecast.processes.worker import Answer as Answer
     from finecast.processes.worker import WorkerDiedError as WorkerDiedError
 else:

@@ -19,7 +19,7 @@ from finecast_training.target import Gradients, Sample, StepTarget
 
 _LOW: Final = frozenset({torch.bfloat16, torch.float16})
 # The share of changes that are lost from which on training stalls.
-_STALLED: Final = 0.1
+STALLED: Final = 0.1
 _NAMED: Final = 3
 
 
@@ -70,7 +70,7 @@ def stalled(target: StepTarget) -> list[str]:
             continue
         due = exact[name][1]
         lost = float((~moved & due).sum()) / max(float(due.sum()), 1.0)
-        if lost > _STALLED:
+        if lost > STALLED:
             label = str(what).removeprefix("torch.")
             notes.setdefault(label, []).append(f"{name} ({percent(lost)})")
     return [

@@ -23,21 +23,34 @@ _NO_DIGITS: Final = 1e-5
 # Two ways count as equally exact within this. On a CPU one way run twice gives the same
 # figures to the last digit. Where kernels add up in an order that changes from run to run, as
 # on GPUs, roundings of fp32 change, of 2**-24 each, beside those of 2**-9 that are compared.
-_ALIKE: Final = 1.01
+ALIKE: Final = 1.01
 # Shares and angles below this are none.
 _NONE: Final = 1e-6
 # From so many samples on a figure is worse only if that is known with this confidence.
 _FEWEST: Final = 3
 _CONFIDENCE: Final = 0.95
+# Elements that are compared at a time: what is computed of them stays in a processor's cache,
+# and a product in fp32 of so many is exact to 1e-6.
+_BLOCK: Final = 1 << 20
+# Squares of numbers of this usual size, and of differences far below it, are in fp32's range.
+_SQUARED_IN_FP32: Final = (1e-12, 1e12)
 
 
 def with_digits(tensors: Tensors) -> list[str]:
     """Names of the tensors that are not zero but for roundings."""
     sizes = {n: t.numel() for n, t in tensors.items()}
-    squares = {n: float(t.double().square().nan_to_num().sum()) for n, t in tensors.items()}
+    squares = {n: _square(t) for n, t in tensors.items()}
     usual = sum(squares.values()) / max(sum(sizes.values()), 1)
     least = _NO_DIGITS**2 * usual
     return [n for n, square in squares.items() if square > least * sizes[n]]
+
+
+def _square(tensor: torch.Tensor) -> float:
+    """The sum of the squares of the elements that are numbers."""
+    norm = float(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64))
+    if not math.isfinite(norm):
+        norm = float(torch.linalg.vector_norm(tensor.detach().nan_to_num().double()))
+    return norm**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +73,74 @@ class GradientDeviation:
     @classmethod
     def of(cls, got: torch.Tensor, wanted: torch.Tensor) -> GradientDeviation:
         """That of ``got`` where ``wanted`` is right."""
-        got, wanted = got.detach().double().flatten(), wanted.detach().double().flatten()
-        norms = float(got.norm() * wanted.norm())
-        nonfinite = float((~got.isfinite()).double().mean())
-        if nonfinite:
-            return cls(error=math.inf, angle=1.0, vanished=0.0, nonfinite=nonfinite)
-        cosine = float(got @ wanted) / norms if norms else float(not float(wanted.norm()))
-        least = _NO_DIGITS * float(wanted.norm()) / math.sqrt(max(wanted.numel(), 1))
+        got, wanted = got.detach().flatten(), wanted.detach().flatten()
+        products = _Products.of(got, wanted, torch.float32)
+        if not products.is_exact(wanted.numel()):
+            nonfinite = float((~got.isfinite()).double().mean())
+            if nonfinite:
+                return cls(error=math.inf, angle=1.0, vanished=0.0, nonfinite=nonfinite)
+            products = _Products.of(got, wanted, torch.float64)
+        norm = math.sqrt(products.wanted)
         return cls(
-            error=float((got - wanted).norm()) / max(float(wanted.norm()), 1e-300),
-            angle=max(1.0 - cosine, 0.0),
-            vanished=float(((got == 0) & (wanted.abs() > least)).double().mean()),
+            error=math.sqrt(products.apart) / max(norm, 1e-300),
+            angle=products.angle,
+            vanished=_vanished(got, wanted, _NO_DIGITS * norm / math.sqrt(max(len(got), 1))),
             nonfinite=0.0,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Products:
+    """Products of two tensors, in blocks.
+
+    Attributes:
+        wanted: Of one with itself.
+        along: Of it with the difference of the other to it.
+        apart: Of the difference with itself.
+    """
+
+    wanted: float
+    along: float
+    apart: float
+
+    @classmethod
+    def of(cls, got: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> _Products:
+        """Those of flat tensors, each block computed in ``dtype``, all added in fp64."""
+        products = [torch.zeros(3, dtype=dtype, device=wanted.device)]
+        for some, right in zip(got.split(_BLOCK), wanted.split(_BLOCK), strict=True):
+            y = right.to(dtype)
+            d = some.to(dtype) - y
+            products.append(torch.stack((torch.dot(y, y), torch.dot(y, d), torch.dot(d, d))))
+        own, along, apart = torch.stack(products).double().sum(0).tolist()
+        return cls(wanted=own, along=along, apart=apart)
+
+    def is_exact(self, elements: int) -> bool:
+        """Whether no product left the range of fp32."""
+        low, high = _SQUARED_IN_FP32
+        usual = math.sqrt(self.wanted / max(elements, 1))
+        return low < usual < high and math.isfinite(self.apart)
+
+    @property
+    def angle(self) -> float:
+        """One less the cosine of the angle between both.
+
+        By the difference, so that of a small angle no digits are lost.
+        """
+        square = max(self.wanted + 2 * self.along + self.apart, 0.0)
+        own, other = math.sqrt(self.wanted), math.sqrt(square)
+        if not own * other:
+            return float(own > 0)
+        longer = (2 * self.along + self.apart) / (own + other)
+        return max((self.apart - longer**2) / (2 * own * other), 0.0)
+
+
+def _vanished(got: torch.Tensor, wanted: torch.Tensor, least: float) -> float:
+    """The share of elements that are zero where ``wanted`` is above ``least``."""
+    lost = [torch.zeros((), dtype=torch.int64, device=got.device)]
+    for some, right in zip(got.split(_BLOCK), wanted.split(_BLOCK), strict=True):
+        if some.is_cuda or int(torch.count_nonzero(some)) < len(some):
+            lost.append(((some == 0) & (right.abs() > least)).sum())
+    return int(torch.stack(lost).sum()) / max(len(got), 1)
 
 
 def deviations(
@@ -140,10 +208,11 @@ FIGURES: Final = ("error", "worst_error", "angle", "vanished", "nonfinite")
 def _is_worse(own: Sequence[float], other: Sequence[float]) -> bool:
     """Whether the mean is larger by more than what counts as equal, and not by chance.
 
-    Both are of the same samples, so it is the differences that are tested.
+    Both are of the same samples, or ``own`` of the first of them: the differences are tested.
     """
+    other = other[: len(own)]
     most = mean(other)
-    if not mean(own) > _ALIKE * most + _NONE:  # NaN is not larger
+    if not mean(own) > ALIKE * most + _NONE:  # NaN is not larger
         return any(map(math.isnan, own)) and not any(map(math.isnan, other))
     if not math.isfinite(mean(own)) or len(own) < _FEWEST:
         return True

@@ -11,6 +11,7 @@ import numpy as np
 from scipy import stats
 
 from finecast.progress import Progress, silent
+from finecast_training.step_plan import StepPlan
 from finecast_training.target import Call, StepTarget
 
 _CONFIDENCE: Final = 0.95
@@ -81,7 +82,7 @@ class PairedTrial:
 
 def paired_trial(
     target: StepTarget,
-    calls: Mapping[str, tuple[Call, float]],
+    calls: Mapping[str, tuple[Call, StepPlan]],
     *,
     steps: int,
     seeds: int,
@@ -92,7 +93,7 @@ def paired_trial(
 
     Args:
         target: The step.
-        calls: Ways of computing it, ``fp32`` among them, each with the scale of its loss.
+        calls: Ways of computing it, ``fp32`` among them, each with its plan.
         steps: Steps of each run.
         seeds: Number of seeds, each of which draws other batches.
         progress: Told of each run.
@@ -105,10 +106,11 @@ def paired_trial(
         generator = np.random.default_rng(seed)
         some = draw or (lambda g: int(g.integers(len(target.batches))))
         batches = [target.batch(some(generator)) for _ in range(steps)]
-        for number, (way, (call, scale)) in enumerate(calls.items()):
+        for number, (way, (call, plan)) in enumerate(calls.items()):
             progress("trial", seed * len(calls) + number, seeds * len(calls))
-            target.restore(first)
-            curve = target.train(call, batches, scale)
+            with target.holding(plan.states, plan.dtype):
+                target.restore(first)
+                curve = target.train(call, batches, plan.scale)
             losses[way].append(float(np.mean(curve[-last:])))
     target.restore(first)
     return PairedTrial(steps=steps, losses={w: tuple(of) for w, of in losses.items()})

@@ -50,6 +50,8 @@ class StepPlan:
         plans: The plans of the step's graphs, where these decide.
         memory: What the forward pass saves for the backward pass.
         scale: What the loss is multiplied with before the backward pass; 1 without fp16.
+        states: What optimizers call those of their states that are held in the low format
+            from one of their steps to the next.
     """
 
     name: str
@@ -58,12 +60,14 @@ class StepPlan:
     plans: tuple[Plan, ...] = ()
     memory: Memory = Memory.AUTOCAST
     scale: float = 1.0
+    states: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
         """Equal for plans that do the same."""
         of_plans = ",".join(plan.digest for plan in self.plans)
-        return f"{self.way.value}:{of_plans}:{self.memory.value}"
+        states = "".join(f":{name}" for name in self.states)
+        return f"{self.way.value}:{of_plans}:{self.memory.value}{states}"
 
     @property
     def counts(self) -> dict[str, int]:
@@ -87,9 +91,14 @@ class StepPlan:
         """The low format that the policy prefers."""
         return Policy.parse(self.policy).formats[0]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """That format as PyTorch has it."""
+        return DTYPES[self.format]
+
     def compile(self, module: LossOf, *, kernels: bool = True) -> Callable[..., Any]:
         """The loss of a batch, compiled so; op by op without ``kernels``."""
-        dtype, device = DTYPES[self.format], next(module.parameters()).device.type
+        dtype, device = self.dtype, next(module.parameters()).device.type
         if self.way is Way.AUTOCAST:
             call = _under_autocast(module, device, dtype)
             return compiled_apart(call, "inductor") if kernels else call
@@ -112,6 +121,7 @@ class StepPlan:
             "way": self.way.value,
             "memory": self.memory.value,
             "scale": self.scale,
+            "states": list(self.states),
             "plans": [json.loads(plan.to_json()) for plan in self.plans],
         }
 
@@ -145,6 +155,7 @@ class StepPlan:
                 way=member_of(Way, content["way"], what="way"),
                 memory=member_of(Memory, content["memory"], what="memory"),
                 scale=float(content["scale"]),
+                states=tuple(map(str, content.get("states", ()))),
                 plans=tuple(
                     Plan.from_json(json.dumps(plan), where=f"{where}, plans[{number}]")
                     for number, plan in enumerate(content["plans"])

@@ -10,14 +10,15 @@ and compiled autocast: their gradients again, the peak of memory, and the time, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import finecast.torch
 from finecast import Plan, Policy, Scope
 from finecast.errors import UsageError
-from finecast.measure import Effort, Race
+from finecast.measure import ANCHOR, Effort, Race
 from finecast.naming import percent
 from finecast.planning import (
     Analysis,
@@ -33,16 +34,26 @@ from finecast.rules import FINECAST, GUESTS
 from finecast_training.backend import Backend, JointGraph, Memory, compiled
 from finecast_training.faults import overflow, refusal, stalled
 from finecast_training.measures import Exactness
+from finecast_training.optimizer_states import wide_states
+from finecast_training.replay import Replay, Replayed
 from finecast_training.sensitivities import analysed
+from finecast_training.step import first_line
 from finecast_training.step_plan import StepPlan, Way
-from finecast_training.target import Call, StepTarget, backward
+from finecast_training.target import Call, Sample, StepTarget, backward
 from finecast_training.training_rules import (
     as_autocast,
     autocast_formats,
     no_lower_than_autocast,
 )
 
-_EFFORT: Final = Effort(min_time_s=2.0, settle_s=4.0, known_to=0.01, rounds=9)
+# A step that takes so many times as long as autocast's is not timed to the end.
+_SLOW: Final = 1.5
+_EFFORT: Final = Effort(min_time_s=2.0, settle_s=4.0, known_to=0.01, rounds=9, limit=_SLOW)
+# Where these rounds would take more than a share of the time, there are fewer, of long calls.
+_TIMED: Final = 0.15
+_FEWEST_ROUNDS: Final = 5
+# After this share of the time no further plan is compared op by op.
+_COMPARING: Final = 0.5
 # Plans within this of the fastest count as fast: of those the one of least memory is taken.
 _ALIKE: Final = 1.02
 # Turns in which the error that the solver may make is corrected, and the factor by which it
@@ -58,6 +69,9 @@ _LARGEST_SCALE: Final = 2.0**16
 # ops round less.
 _WRONG: Final = 2.0
 _ROUNDED: Final = 1e-4
+
+Steps: TypeAlias = dict[str, Callable[[], object]]
+"""Compiled steps by their plans' digests."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,6 +132,10 @@ class StepSearch:
         max_memory: The most bytes that forward and backward pass may allocate; None for
             those of compiled autocast, or of fp32 where that is faster.
         progress: Told of each plan.
+        begin_s: When the search began, by the monotonic clock.
+        timeout_s: About how many seconds it may take.
+        screened: The most samples on which plans are compared op by op, before those that
+            are compiled are compared on all.
         candidates: All plans that were compared, in order.
         notes: What the user should know.
         scale: What losses are multiplied with in low formats.
@@ -129,6 +147,9 @@ class StepSearch:
     objective: str
     max_memory: int | None
     progress: Progress
+    begin_s: float = field(default_factory=time.monotonic)
+    timeout_s: float = math.inf
+    screened: int = 1 << 30
     candidates: list[StepCandidate] = field(default_factory=list[StepCandidate])
     notes: list[str] = field(default_factory=list[str])
     scale: float = 1.0
@@ -139,6 +160,8 @@ class StepSearch:
         default_factory=dict[str, tuple[Planner, Analysis]]
     )
     _no_lower: list[Plan] = field(default_factory=list[Plan])
+    _built_s: list[float] = field(default_factory=list[float])
+    _called_s: list[float] = field(default_factory=list[float])
 
     def run(self) -> StepCandidate:
         """The best plan, which may be autocast, or fp32.
@@ -149,7 +172,9 @@ class StepSearch:
         """
         try:
             self.scale = self._largest_scale()
-            self.autocast = self._compare(self._plan("torch.autocast", Way.AUTOCAST))
+            self.autocast = self._compare(
+                self._plan("torch.autocast", Way.AUTOCAST), samples=self.target.samples
+            )
         except RuntimeError as error:
             raise UsageError(
                 f"under torch.autocast, with which plans are compared, the step fails:"
@@ -158,20 +183,43 @@ class StepSearch:
                 fix="make the step work there first: torch.autocast(..., enabled=False) within"
                 " it keeps what autocast cannot compute",
             ) from error
-        self.fp32 = self._compare(self._plan("fp32", Way.FP32))
+        self.fp32 = StepCandidate(
+            plan=self._plan("fp32", Way.FP32), exactness=self.target.exact()
+        )
+        self.candidates.append(self.fp32)
         self.notes += stalled(self.target)
         autocasts = overflow(self.autocast.exactness.gradients)
         if autocasts:
             self.notes.append(f"torch.autocast: {autocasts}")
-        by_rules = [self._by_rules(*rule) for rule in self._rules()]
-        faster = self._plan(
-            "torch.autocast's, fp32 where faster", Way.PLANNED, *self._no_lower
-        )
-        restricted = self._attempted(faster) if self._no_lower else None
-        planned = [c for c in (*by_rules, restricted, *self._by_solver()) if c is not None]
+        planned = [c for c in self._planned() if c is not None]
         passing = [c for c in planned if not self._judge(c, self.autocast.exactness)]
         self._measure(passing)
         return self.best()
+
+    def _planned(self) -> Iterator[StepCandidate | None]:
+        """Plans compared op by op: first those that are likely to be the fastest."""
+        first, *rules = self._rules()
+        yield self._by_rules(*first)
+        if self._no_lower:
+            name = "torch.autocast's, fp32 where faster"
+            yield self._attempted(self._plan(name, Way.PLANNED, *self._no_lower))
+        yield from self._by_solver()
+        for rule in rules:
+            if self._is_late():
+                return
+            yield self._by_rules(*rule)
+
+    @property
+    def _left_s(self) -> float:
+        return self.begin_s + self.timeout_s - time.monotonic()
+
+    def _is_late(self) -> bool:
+        """Whether no further plan is compared op by op; the first time a note says so."""
+        late = self._left_s < (1 - _COMPARING) * self.timeout_s
+        text = f"some plans were not compared: timeout_s is {self.timeout_s:g}"
+        if late and text not in self.notes:
+            self.notes.append(text)
+        return late
 
     def _plan(self, name: str, way: Way = Way.PLANNED, *plans: Plan) -> StepPlan:
         scale = self.scale if way is not Way.FP32 else 1.0
@@ -204,12 +252,13 @@ class StepSearch:
         """The plan by a policy; None if rules cannot plan this step, or it fails."""
         record = None if self.graphs else self._recorded
         backend = Backend(policy, rule_set=rule_set, chooser=record, kernels=False)
+        call = compiled(self.target.module.forward, backend)
         try:
-            self._run(compiled(self.target.module.forward, backend))
+            self._run(call)
         except RuntimeError as error:
             self.notes.append(f"{name} do not apply: {refusal(error)}")
             return None
-        return self._attempted(self._plan(name, Way.PLANNED, *backend.plans))
+        return self._attempted(self._plan(name, Way.PLANNED, *backend.plans), call)
 
     def _recorded(self, joint: JointGraph) -> Plan:
         """The policy's plan of a graph, whose roundings are analysed, too."""
@@ -243,6 +292,8 @@ class StepSearch:
         seen = set[str]()
         kept, missed = 0.0, math.inf  # squared errors of plans that were exact enough, or not
         for _ in range(_TURNS):
+            if self._is_late():
+                break
             choice = within(planner, analysis, steps, allowed) or max(
                 (s for s in steps if s.error <= allowed), key=lambda s: s.error
             )
@@ -267,24 +318,30 @@ class StepSearch:
                 allowed = math.sqrt(kept * missed)
         return candidates
 
-    def _compare(self, plan: StepPlan) -> StepCandidate:
-        """Compare a plan with fp32, op by op."""
+    def _compare(
+        self,
+        plan: StepPlan,
+        call: Call | None = None,
+        samples: Sequence[Sample] | None = None,
+    ) -> StepCandidate:
+        """Compare a plan with fp32, op by op, by a call if there is one that computes it."""
         self.progress("compare", len(self.candidates), len(self.candidates) + 1)
         known = {c.plan.digest: c for c in self.candidates}
         if plan.digest in known:
             return known[plan.digest]
-        call = plan.compile(self.target.module, kernels=False)
-        exactness = self.target.exactness(call, plan.scale)
+        call = call or plan.compile(self.target.module, kernels=False)
+        some = self.target.samples[: self.screened] if samples is None else samples
+        exactness = self.target.exactness(call, plan.scale, some)
         candidate = StepCandidate(
             plan=plan, exactness=exactness, predicted_s=self._predicted(plan)
         )
         self.candidates.append(candidate)
         return candidate
 
-    def _attempted(self, plan: StepPlan) -> StepCandidate | None:
+    def _attempted(self, plan: StepPlan, call: Call | None = None) -> StepCandidate | None:
         """As ``_compare``; None, and a note, for a plan that no kernels compute here."""
         try:
-            return self._compare(plan)
+            return self._compare(plan, call)
         except RuntimeError as error:
             self.notes.append(f"{plan.name}: left out, {refusal(error)}")
             return None
@@ -317,6 +374,33 @@ class StepSearch:
             candidate.why = f"worse than torch.autocast: {said}"
         return bool(beyond)
 
+    def held_states(self, plan: StepPlan) -> dict[str, int]:
+        """States of the optimizers that may be held low by a plan, and the bytes that saves.
+
+        A state is held low if it takes its own changes, and if updates through it stay no
+        worse than autocast's.
+        """
+        target, saved = self.target, dict[str, int]()
+        target.restore(target.samples[-1].checkpoint)
+        own = next(c for c in self.candidates if c.plan.digest == plan.digest)
+        most = self.autocast.exactness.updates
+        sizes = wide_states(target.optimizers)
+        try:
+            exact = Replayed(target) if sizes else None
+        except Exception as error:  # an optimizer may refuse parts of parameters
+            self.notes.append(f"the optimizer cannot be replayed: {first_line(error)}")
+            return saved
+        for name, size in sizes.items():
+            assert exact is not None
+            replay = Replay.of(exact, (*saved, name), plan.dtype)
+            said = replay.objection(own.exactness.updates, most)
+            if said:
+                self.notes.append(f"{name} of the optimizer stays in fp32: {said}")
+            else:
+                saved[name] = size - size * plan.format.bits // 32
+        target.restore(target.samples[0].checkpoint)
+        return saved
+
     # ------------------------------------------------------------------- compiled steps
 
     def _measure(self, passing: Sequence[StepCandidate]) -> None:
@@ -325,7 +409,9 @@ class StepSearch:
         A plan that is as exact as compiled autocast is compiled with less memory, too.
         """
         try:
-            steps = {c.plan.digest: self._compiled(c) for c in (self.fp32, self.autocast)}
+            steps: Steps = {
+                c.plan.digest: self._compiled(c) for c in (self.fp32, self.autocast)
+            }
         except RuntimeError as error:
             raise UsageError(
                 f"torch.compile fails on the step, without any plan: {refusal(error)}",
@@ -343,31 +429,64 @@ class StepSearch:
             {c.plan.digest: c for c in passing}.values(),
             key=lambda c: (math.isnan(c.predicted_s), c.predicted_s),
         )
-        exact = 0
+        exact: list[StepCandidate] = []
         for number, candidate in enumerate(ranked):
-            if exact == _EXACT or number == _COMPILED:
+            if len(exact) == _EXACT or number == _COMPILED:
                 candidate.why = "predicted to be slower"
+                continue
+            if number and not self._has_time():
+                candidate.why = f"no time to compile it: timeout_s is {self.timeout_s:g}"
                 continue
             step = self._built(candidate)
             if step is None or self._judge(candidate, most):
                 continue
-            exact += 1
-            least = replace(candidate.plan, memory=Memory.LEAST)
-            lean = replace(candidate, plan=least, compiled=None)
-            self.candidates.append(lean)
+            exact.append(candidate)
             steps[candidate.plan.digest] = step
-            lean_step = self._built(lean)
-            if lean_step is not None:
-                steps[least.digest] = lean_step
+            if self._has_time():
+                steps |= self._leaner(candidate)
+        self._time(steps)
+        self.target.restore(self.target.samples[0].checkpoint)
+
+    def _leaner(self, candidate: StepCandidate) -> Steps:
+        """The step of a plan that keeps as little as possible, if that takes less memory."""
+        lean = replace(
+            candidate, plan=replace(candidate.plan, memory=Memory.LEAST), compiled=None
+        )
+        self.candidates.append(lean)
+        step = self._built(lean)
+        if step is None:
+            return {}
+        if lean.memory_bytes >= candidate.memory_bytes:
+            lean.compiled, lean.why = None, "takes no less memory"
+            return {}
+        return {lean.plan.digest: step}
+
+    def _time(self, steps: Steps) -> None:
+        """Time steps by turns, autocast's in each round."""
         self.progress("benchmark", 0, 1)
-        race = timed(steps, anchor=self.fp32.plan.digest)
+        race = timed(steps, anchor=self.autocast.plan.digest, effort=self._effort)
         for candidate in self.candidates:
             name = candidate.plan.digest
             if name in steps:
-                candidate.seconds = race.latency(name).median_s
-                ratio = race.between(self.autocast.plan.digest, name)
+                own = ANCHOR if candidate is self.autocast else name
+                candidate.seconds = race.latency(own).median_s
+                ratio = race.between(ANCHOR, own)
                 candidate.speed = ratio.low, ratio.median, ratio.high
-        self.target.restore(self.target.samples[0].checkpoint)
+
+    def _has_time(self) -> bool:
+        """Whether a plan may be compiled, and all of them timed, before the time is over."""
+        return self._left_s > max(self._built_s) + _FEWEST_ROUNDS * sum(self._called_s)
+
+    @property
+    def _effort(self) -> Effort:
+        """How long to time: by fewer rounds where calls are long, or little time is left."""
+        most_s = max(_TIMED * self.timeout_s, self._left_s)
+        rounds = most_s / sum(self._called_s)
+        if rounds >= 2 * _EFFORT.rounds:
+            return _EFFORT
+        return replace(
+            _EFFORT, rounds=max(int(min(rounds, _EFFORT.rounds)), _FEWEST_ROUNDS), settle_s=0.0
+        )
 
     def _built(self, candidate: StepCandidate) -> Callable[[], object] | None:
         """As ``_compiled``; None for a plan whose kernels fail, which is then why."""
@@ -380,15 +499,20 @@ class StepSearch:
     def _compiled(self, candidate: StepCandidate) -> Callable[[], object]:
         """A candidate's step, compiled; its gradients and its memory are measured."""
         self.progress("compile", len(self.candidates), len(self.candidates) + 1)
+        begin_s = time.monotonic()
         target, scale = self.target, candidate.plan.scale
         call, batch = candidate.plan.compile(target.module), self.target.samples[0].batch
         exactness = target.exactness(call, scale)
+        begin_call_s = time.monotonic()
+        target.step(call, batch, scale)
+        self._called_s.append(time.monotonic() - begin_call_s)
         target.module.zero_grad(set_to_none=True)
         candidate.memory_bytes = finecast.torch.peak_bytes(
             lambda: backward(call(*batch), scale)
         )
         target.module.zero_grad(set_to_none=True)
         candidate.compiled = exactness
+        self._built_s.append(time.monotonic() - begin_s)
         return lambda: target.step(call, batch, scale)
 
     @property
@@ -452,6 +576,7 @@ class StepSearch:
         return best
 
 
-def timed(steps: Mapping[str, Callable[[], object]], *, anchor: str) -> Race:
-    """The steps timed by turns."""
-    return Race.of(steps[anchor], steps, _EFFORT)
+def timed(steps: Steps, *, anchor: str, effort: Effort) -> Race:
+    """The steps timed by turns, one of them as the race's anchor."""
+    others = {name: step for name, step in steps.items() if name != anchor}
+    return Race.of(steps[anchor], others, effort)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack
 
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 from finecast import Policy
 from finecast.calls import checks
 from finecast.errors import UsageError
-from finecast.naming import look_up, percent
+from finecast.naming import listed, look_up, percent
 from finecast.progress import Progress, reporting
 from finecast.reports import Report, TextTable
 from finecast.rules import DEFAULT_POLICY
@@ -24,11 +25,17 @@ from finecast_training.paired_trial import PairedTrial, paired_trial
 from finecast_training.step import Loss
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_search import StepCandidate, StepSearch
-from finecast_training.target import StepTarget, check_callable, optimizers_of
+from finecast_training.target import Sampling, StepTarget, check_callable, optimizers_of
 from finecast_training.tuned_step import TunedStep
 
 OBJECTIVES: Final = {"time": "time", "memory": "memory"}
 _MB: Final = 1e6
+# The shares of the time that may be spent on samples, with compiled steps that are compared on
+# them, and on plans op by op: on so many, each of which takes as long as 1.6 steps of fp32.
+_SAMPLED: Final = 0.4
+_COMPARED: Final = 0.25
+_PLANS: Final = 12
+_COMPARISON: Final = 1.6
 _UNPLANNED: Final = {
     Way.PLANNED: (),
     Way.AUTOCAST: ("no op has a plan: torch.autocast chooses formats as the step runs",),
@@ -45,6 +52,8 @@ class StepResult(Report):
         step: The step of the user's module.
         candidates: All plans that were compared.
         best: The one that the step follows.
+        sampling: On what plans were compared.
+        held_bytes: What states of the optimizers that are held in a low format save.
         trial: Losses of training beside fp32; None if none was asked for.
         objective: What was minimised.
         warnings: What makes the result weak.
@@ -53,6 +62,8 @@ class StepResult(Report):
     step: TunedStep
     candidates: Sequence[StepCandidate]
     best: StepCandidate
+    sampling: Sampling
+    held_bytes: int = 0
     trial: PairedTrial | None = None
     objective: str = "time"
     warnings: tuple[str, ...] = ()
@@ -88,7 +99,17 @@ class StepResult(Report):
             f" ({low:.3g} to {high:.3g}); {peak:.3g} MB at the peak,"
             f" autocast {autocasts:.3g} MB"
         )
-        lines = [f"training step by {self.plan.name}: {self.plan.words}", beside]
+        lines = [
+            f"training step by {self.plan.name}: {self.plan.words}",
+            beside,
+            f"compared {self.sampling.words}",
+        ]
+        if self.plan.states:
+            names, label = listed(self.plan.states, 5), self.plan.format.label
+            lines.append(
+                f"{names} of the optimizer in {label} between its steps:"
+                f" {self.held_bytes / _MB:.3g} MB less"
+            )
         if self.plan.scale != 1.0:
             lines.append(f"the loss is multiplied by {self.plan.scale:g} before backward()")
         if self.trial is not None:
@@ -127,6 +148,8 @@ class StepResult(Report):
             "objective": self.objective,
             "plan": self.plan.to_dict(),
             "best": self.best.to_dict(),
+            "sampling": asdict(self.sampling),
+            "held_bytes": self.held_bytes,
             "candidates": [c.to_dict() for c in self.candidates],
             "trial": None if self.trial is None else self.trial.to_dict(),
             "warnings": list(self.warnings),
@@ -155,8 +178,9 @@ class StepKeywords(TypedDict, total=False):
 
     objective: str
     max_memory: int | None
-    moments: int
-    between: int
+    moments: int | None
+    between: int | None
+    timeout_s: float
     trial_steps: int
     seeds: int
 
@@ -167,11 +191,19 @@ class StepGoal:
     """What a step is tuned for, and how long it is compared.
 
     Attributes:
-        objective: ``time`` or ``memory``.
+        objective: ``time``, or ``memory``: the least peak of forward and backward pass. Then
+            those states of the optimizers are held in the low format from one of their steps
+            to the next through which updates stay no worse than autocast's.
         max_memory: The most bytes that forward and backward pass may allocate, gradients
             among them. By default those of compiled autocast, or of fp32 where that is faster.
-        moments: At how many moments of training gradients are compared.
-        between: Steps of fp32 before each of them.
+        moments: At how many moments of training gradients are compared. By default 3, with two
+            batches at each; one batch, then fewer moments where ``timeout_s`` is too short for
+            that, or samples would take more than a quarter of the memory that is free.
+        between: Steps of fp32 before each of them; by default 4, or 2 as above.
+        timeout_s: About how many seconds the search may take, without a trial: after half of
+            them no further plan is compared op by op, and none is compiled for which no time
+            is left. One plan is compiled in any case, beside fp32 and autocast. Give more
+            where a step takes seconds: more plans are then compared, on more samples.
         trial_steps: Steps of a paired trial: from one checkpoint in fp32, under autocast and
             as planned, on the same data. A plan that loses there is not taken.
         seeds: Seeds of the trial.
@@ -182,8 +214,9 @@ class StepGoal:
 
     objective: str = "time"
     max_memory: int | None = None
-    moments: int = 3
-    between: int = 4
+    moments: int | None = None
+    between: int | None = None
+    timeout_s: float = 240.0
     trial_steps: int = 0
     seeds: int = 5
 
@@ -191,8 +224,8 @@ class StepGoal:
         """Refuse what does not fit."""
         look_up(self.objective, OBJECTIVES, what="objective", where="objective")
         for name, number, least in (
-            ("moments", self.moments, 1),
-            ("between", self.between, 0),
+            ("moments", 1 if self.moments is None else self.moments, 1),
+            ("between", 0 if self.between is None else self.between, 0),
             ("trial_steps", self.trial_steps, 0),
             ("seeds", self.seeds, 1),
             ("max_memory", 1 if self.max_memory is None else self.max_memory, 1),
@@ -201,6 +234,12 @@ class StepGoal:
                 raise UsageError(
                     f"{name} is {number}", where=name, fix=f"give {least} or more"
                 )
+        if not self.timeout_s > 0:
+            raise UsageError(
+                f"{self.timeout_s:g} seconds are no time",
+                where="timeout_s",
+                fix="give a number above 0",
+            )
 
 
 @checks
@@ -224,7 +263,8 @@ def tune_step(
     numbers; on several batches, at several moments of training. It is the fastest, or takes
     the least memory, of what was compiled, fp32 and autocast among it. Processes that train
     together follow one plan, which is worse on none's batches. Plans whose kernels fail are
-    left out, and named.
+    left out, and named. It takes about 240 seconds at most, or ``timeout_s``: where steps are
+    slow, fewer plans are compared, on fewer samples.
 
     Args:
         model: The module, in the mode in which it is trained.
@@ -233,8 +273,8 @@ def tune_step(
         optimizer: The optimizers of the module's parameters, by which updates are compared.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy: the formats that plans may have.
         progress: A callback; True to show a bar.
-        keywords: ``objective``, ``max_memory``, ``moments``, ``between``, ``trial_steps`` and
-            ``seeds``, as of a ``StepGoal``.
+        keywords: ``objective``, ``max_memory``, ``moments``, ``between``, ``timeout_s``,
+            ``trial_steps`` and ``seeds``, as of a ``StepGoal``.
 
     Raises:
         UsageError: If the step cannot be run, or an argument does not fit.
@@ -243,27 +283,39 @@ def tune_step(
     check_callable(model, loss)
     how = Backend(policy).policy  # refuses formats that training graphs cannot state
     optimizers = optimizers_of(optimizer)
-    target = StepTarget.of(
-        model, loss, batches, optimizers, moments=goal.moments, between=goal.between
-    )
+    begin_s = time.monotonic()
+    target = StepTarget.of(model, loss, batches, optimizers)
     with reporting(progress, "training step") as report, target.compared():
+        report("sample", 0, 1)
+        cost = target.cost()
+        sampling = cost.sampling(_SAMPLED * goal.timeout_s, goal.moments, goal.between)
+        target.sample(sampling)
         search = StepSearch(
             target=target,
             policy=how,
             objective=goal.objective,
             max_memory=goal.max_memory,
             progress=report,
+            begin_s=begin_s,
+            timeout_s=goal.timeout_s,
+            screened=max(
+                int(_COMPARED * goal.timeout_s / (_PLANS * _COMPARISON * cost.seconds)), 1
+            ),
         )
         best, trial = search.run(), None
         if goal.trial_steps:
             best, trial = _tried(search, best, goal, report)
-        plan = _same_everywhere(search, best)
+        plan, held_bytes = _same_everywhere(search, best), 0
+        if goal.objective == "memory":
+            plan, held_bytes = _with_low_states(search, plan, goal, report)
     step = TunedStep(plan, model, loss)
     step.known, step.optimizers = search.measured_plans(), optimizers
     return StepResult(
         step=step,
         candidates=tuple(search.candidates),
         best=replace(best, plan=plan),
+        sampling=replace(sampling, batches=len(target.samples) // sampling.moments),
+        held_bytes=held_bytes,
         trial=trial,
         objective=goal.objective,
         warnings=tuple(dict.fromkeys(search.notes)),
@@ -277,12 +329,12 @@ def _tried(
     target = search.target
     order = [best, *(c for c in search.allowed() if c is not best)]
     fixed = {
-        name: (candidate.plan.compile(target.module), candidate.plan.scale)
+        name: (candidate.plan.compile(target.module), candidate.plan)
         for name, candidate in (("fp32", search.fp32), ("autocast", search.autocast))
     }
     trial: PairedTrial | None = None
     for candidate in order:
-        own = candidate.plan.compile(target.module), candidate.plan.scale
+        own = candidate.plan.compile(target.module), candidate.plan
         calls = {**fixed, "tuned": own}
         trial = paired_trial(
             target, calls, steps=goal.trial_steps, seeds=goal.seeds, progress=progress
@@ -296,6 +348,42 @@ def _tried(
     return search.fp32, trial
 
 
+def _with_low_states(
+    search: StepSearch, plan: StepPlan, goal: StepGoal, progress: Progress
+) -> tuple[StepPlan, int]:
+    """A plan that holds states of the optimizers low, if it may, and the bytes that saves.
+
+    Processes that train together hold the same states so. With a trial the plan is trained
+    once more: states that lose there stay in fp32.
+    """
+    saved = search.held_states(plan)
+    everywhere = _gathered(list(saved)) if _is_distributed() else [[*saved]]
+    states = tuple(name for name in saved if all(name in of for of in everywhere))
+    own = replace(plan, states=states)
+    if states and goal.trial_steps:
+        target = search.target
+        calls = {
+            name: (one.compile(target.module), one)
+            for name, one in (("fp32", search.fp32.plan), ("tuned", own))
+        }
+        trial = paired_trial(
+            target, calls, steps=goal.trial_steps, seeds=goal.seeds, progress=progress
+        )
+        lost = trial.is_worse("tuned")
+        if any(_gathered(lost)) if _is_distributed() else lost:
+            search.notes.append(
+                f"{listed(states, 5)} of the optimizer in fp32: {trial.text('tuned')} in"
+                f" {own.format.label}"
+            )
+            return plan, 0
+    return own, sum(saved[name] for name in states)
+
+
+def _is_distributed() -> bool:
+    """Whether several processes train together."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
 def _same_everywhere(search: StepSearch, best: StepCandidate) -> StepPlan:
     """The plan that all processes follow that train together.
 
@@ -305,7 +393,7 @@ def _same_everywhere(search: StepSearch, best: StepCandidate) -> StepPlan:
     Raises:
         UsageError: If the processes' graphs differ, so that no plan fits all.
     """
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not _is_distributed():
         return best.plan
     order = [c.plan for c in search.allowed()]
     later = order[order.index(best.plan) + 1 :] if best.plan in order else []

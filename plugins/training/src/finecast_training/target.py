@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, TypeAlias
 
@@ -21,7 +22,15 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from finecast.errors import UsageError
 from finecast.naming import kind_of
-from finecast_training.measures import Exactness, StepFigures, deviations, with_digits
+from finecast.processes import available_bytes
+from finecast_training.measures import (
+    Exactness,
+    GradientDeviation,
+    StepFigures,
+    deviations,
+    with_digits,
+)
+from finecast_training.optimizer_states import HeldStates
 from finecast_training.step import (
     Loss,
     LossOf,
@@ -37,28 +46,125 @@ Call: TypeAlias = Callable[..., torch.Tensor]
 Gradients: TypeAlias = dict[str, torch.Tensor]
 
 _MOST_BATCHES: Final = 16
-_OF_EACH: Final = 2
-"""Batches on which gradients are compared at each moment of training."""
 _SEED: Final = 0
+_MOST_HELD: Final = 0.25
+"""The largest share of the free memory that samples may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """At what moments of training, and on how many batches, gradients are compared.
+
+    Attributes:
+        moments: The number of moments.
+        between: Steps of fp32 before each of them.
+        batches: Batches at each.
+    """
+
+    moments: int
+    between: int
+    batches: int = 2
+
+    @property
+    def words(self) -> str:
+        """On what gradients and updates are compared."""
+        batches, moments = (
+            f"{number} {noun}{'s' if number > 1 else ''}"
+            for number, noun in ((self.batches, "batch"), (self.moments, "moment"))
+        )
+        batches = batches.replace("batchs", "batches")
+        return f"on {batches} at {moments} of training, after each {self.between} steps"
+
+    @property
+    def samples(self) -> int:
+        """Batches at moments."""
+        return self.moments * self.batches
+
+    @property
+    def steps(self) -> int:
+        """The steps of fp32 that the samples take, with their own gradients."""
+        return self.moments * self.between + self.samples
+
+
+_SAMPLINGS: Final = (
+    Sampling(moments=3, between=4),
+    Sampling(moments=3, between=2, batches=1),
+    Sampling(moments=2, between=2, batches=1),
+    Sampling(moments=1, between=2, batches=1),
+)
+# So many times a sample is compared with: under autocast op by op, then with compiled steps.
+_USES: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """What a step of fp32 takes.
+
+    Attributes:
+        seconds: Of the step, op by op, with its update.
+        state_bytes: Of the module's and the optimizers' state.
+        sample_bytes: Of gradients and updates.
+        free_bytes: Of the device's memory that is not in use.
+    """
+
+    seconds: float
+    state_bytes: int
+    sample_bytes: int
+    free_bytes: int
+
+    def sampling(
+        self, seconds: float, moments: int | None = None, between: int | None = None
+    ) -> Sampling:
+        """The most samples that so many seconds, and the memory that is free, allow.
+
+        Args:
+            seconds: For taking samples, and comparing on them.
+            moments: The number of moments, if that is stated.
+            between: The steps between them, if these are stated.
+        """
+        most_bytes = _MOST_HELD * self.free_bytes
+        choices = [
+            replace(
+                one,
+                moments=moments or one.moments,
+                between=one.between if between is None else between,
+            )
+            for one in _SAMPLINGS
+        ]
+        for choice in choices:
+            held = choice.moments * self.state_bytes + choice.samples * self.sample_bytes
+            steps = choice.steps + _USES * choice.samples
+            if held <= most_bytes and steps * self.seconds <= seconds:
+                return choice
+        return choices[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The state of the model and of its optimizers after a number of steps."""
+    """The state of the model and of its optimizers at a moment of training."""
 
-    steps: int
     model: Mapping[str, torch.Tensor]
     optimizers: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A batch at a checkpoint, with the gradients and the updates of fp32 there."""
+    """A batch at a checkpoint, with the gradients and the updates of fp32 there.
+
+    Attributes:
+        checkpoint: Where training is.
+        batch: The batch.
+        gradients: Gradients by parameter.
+        updates: What the optimizers make of them; empty without optimizers.
+        names: Parameters whose gradients are not zero but for roundings. Optimizers as Adam
+            make updates of the usual size of gradients that are noise.
+    """
 
     checkpoint: Checkpoint
     batch: Batch
     gradients: Gradients
     updates: Gradients
+    names: Sequence[str]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,12 +176,14 @@ class StepTarget:
         optimizers: The optimizers of its parameters; may be none.
         batches: Batches of one form.
         samples: What ways of computing the step are compared on.
+        held: States of the optimizers in a low format, within a block of ``holding``.
     """
 
     module: LossOf
     optimizers: Sequence[Optimizer]
     batches: Sequence[Batch]
     samples: list[Sample] = field(default_factory=list[Sample])
+    held: HeldStates | None = None
 
     @classmethod
     def of(
@@ -84,13 +192,9 @@ class StepTarget:
         loss: Loss,
         batches: Iterable[Any],
         optimizers: Sequence[Optimizer],
-        *,
-        moments: int,
-        between: int,
+        sampling: Sampling | None = None,
     ) -> StepTarget:
-        """The target, with samples at ``moments``, ``between`` steps of fp32 apart.
-
-        The first is after as many steps: before, an optimizer may have no state to speak of.
+        """The target, with the samples of a sampling if there is one.
 
         Raises:
             UsageError: If the step cannot be run in fp32, or has no gradients.
@@ -110,26 +214,62 @@ class StepTarget:
                 " a copy, so that yours stays as it is",
             ) from error
         target = cls(module=module, optimizers=own, batches=some)
-        with target.compared():
-            target._sample(moments, between)
+        if sampling is not None:
+            target.sample(sampling)
         return target
 
-    def _sample(self, moments: int, between: int) -> None:
-        first = self.checkpoint(0)
-        for moment in range(moments):
-            steps = range(moment * between, (moment + 1) * between)
-            self.train(self._reference, [self.batch(i) for i in steps])
-            here = self.checkpoint(steps.stop)
-            for number in range(min(_OF_EACH, len(self.batches))):
-                batch = self.batch(moment * _OF_EACH + number)
-                gradients = self.gradients(self._reference, batch)
-                _check_finite(gradients)
-                updates = self.updates(gradients)
-                self.restore(here)
-                self.samples.append(
-                    Sample(checkpoint=here, batch=batch, gradients=gradients, updates=updates)
-                )
+    def sample(self, sampling: Sampling) -> None:
+        """Take samples: the first batch of each moment, then the second of each.
+
+        The first moment is after as many steps as lie between two: at the start an optimizer
+        has no state to speak of.
+        """
+        first, between = self.checkpoint(), sampling.between
+        each = min(sampling.batches, len(self.batches))
+        taken: list[list[Sample]] = []
+        with self.compared():
+            for moment in range(sampling.moments):
+                steps = range(moment * between, (moment + 1) * between)
+                self.train(self._reference, [self.batch(i) for i in steps])
+                here = self.checkpoint()
+                numbers = range(moment * sampling.batches, moment * sampling.batches + each)
+                taken.append([self._sampled(here, self.batch(i)) for i in numbers])
+        self.samples = [sample for of in zip(*taken, strict=True) for sample in of]
         self.restore(first)
+
+    def _sampled(self, here: Checkpoint, batch: Batch) -> Sample:
+        """A sample at the checkpoint at which the target is, and stays."""
+        gradients = self.gradients(self._reference, batch)
+        _check_finite(gradients)
+        updates: Gradients = {}
+        if self.optimizers:
+            updates = self.updates({name: g.clone() for name, g in gradients.items()})
+            self.restore(here)
+        names = with_digits(gradients)
+        return Sample(
+            checkpoint=here, batch=batch, gradients=gradients, updates=updates, names=names
+        )
+
+    def cost(self) -> StepCost:
+        """What a step in fp32 takes: one is done op by op, and undone."""
+        first = self.checkpoint()
+        with self.compared():
+            begin = time.perf_counter()
+            self.train(self._reference, [self.batch(0)])
+            seconds = time.perf_counter() - begin
+        states = (state.values() for o in self.optimizers for state in o.state.values())
+        kept = [*self.module.state_dict().values(), *(x for of in states for x in of)]
+        cost = StepCost(
+            seconds=seconds,
+            state_bytes=sum(x.nbytes for x in kept if isinstance(x, torch.Tensor)),
+            sample_bytes=sum(p.nbytes for p in self.parameters.values())
+            * (2 if self.optimizers else 1),
+            free_bytes=torch.cuda.mem_get_info()[0]
+            if self.device == "cuda"
+            else available_bytes(),
+        )
+        self.restore(first)
+        return cost
 
     def _reference(self, *batch: Any) -> torch.Tensor:
         """The loss in fp32, op by op, as the user wrote it."""
@@ -151,11 +291,10 @@ class StepTarget:
         """The device that it runs on."""
         return next(iter(self.parameters.values())).device.type
 
-    def checkpoint(self, steps: int) -> Checkpoint:
+    def checkpoint(self) -> Checkpoint:
         """The state now."""
         state = self.module.state_dict()
         return Checkpoint(
-            steps=steps,
             model={name: tensor.detach().clone() for name, tensor in state.items()},
             optimizers=[copy.deepcopy(o.state_dict()) for o in self.optimizers],
         )
@@ -167,6 +306,8 @@ class StepTarget:
                 tensor.copy_(checkpoint.model[name])
         for optimizer, state in zip(self.optimizers, checkpoint.optimizers, strict=True):
             _put_back(optimizer, state)
+        if self.held is not None:
+            self.held.round()
         self.module.zero_grad(set_to_none=True)
 
     def gradients(self, call: Call, batch: Batch, scale: float = 1.0) -> Gradients:
@@ -179,25 +320,23 @@ class StepTarget:
         torch.manual_seed(_SEED)
         backward(call(*batch), scale)
         gradients = {
-            name: torch.zeros_like(p) if p.grad is None else _dense(p.grad) / scale
+            name: torch.zeros_like(p) if p.grad is None else _unscaled(p.grad, scale)
             for name, p in self.parameters.items()
         }
         self.module.zero_grad(set_to_none=True)
         return gradients
 
     def updates(self, gradients: Gradients) -> Gradients:
-        """What the optimizers add to the parameters for these gradients; they do so."""
-        if not self.optimizers:
-            return {name: -gradient for name, gradient in gradients.items()}
+        """What the optimizers add to the parameters for these gradients; they do so.
+
+        The gradients are theirs, and may be changed.
+        """
         before = {name: p.detach().clone() for name, p in self.parameters.items()}
         for name, p in self.parameters.items():
-            p.grad = gradients[name].clone()
+            p.grad = gradients[name]
         self._update()
         self.module.zero_grad(set_to_none=True)
-        return {
-            n: (p.detach().double() - before[n].double()).float()
-            for n, p in self.parameters.items()
-        }
+        return {n: _apart(p.detach(), before[n]) for n, p in self.parameters.items()}
 
     def train(self, call: Call, batches: Iterable[Batch], scale: float = 1.0) -> list[float]:
         """Train on each of ``batches``; gives the losses."""
@@ -234,12 +373,32 @@ class StepTarget:
         for sample in self.samples if samples is None else samples:
             self.restore(sample.checkpoint)
             got = self.gradients(call, sample.batch, scale)
-            # Optimizers as Adam make updates of the usual size of gradients that are noise.
-            names = with_digits(sample.gradients)
-            gradients.append(deviations(got, sample.gradients, names))
-            updates.append(deviations(self.updates(got), sample.updates, names))
+            gradients.append(deviations(got, sample.gradients, sample.names))
+            if self.optimizers:
+                updates.append(deviations(self.updates(got), sample.updates, sample.names))
         self.restore(self.samples[0].checkpoint)
-        return Exactness(gradients=StepFigures.of(gradients), updates=StepFigures.of(updates))
+        # Without optimizers an update is the gradient, in the other direction.
+        return Exactness(
+            gradients=StepFigures.of(gradients), updates=StepFigures.of(updates or gradients)
+        )
+
+    def exact(self) -> Exactness:
+        """The figures of the step in fp32 op by op, with which others are compared."""
+        none = GradientDeviation(error=0.0, angle=0.0, vanished=0.0, nonfinite=0.0)
+        figures = StepFigures.of([dict.fromkeys(s.names, none) for s in self.samples])
+        return Exactness(gradients=figures, updates=figures)
+
+    @contextmanager
+    def holding(self, states: Sequence[str], dtype: torch.dtype) -> Generator[None]:
+        """A block in which states of the optimizers, by name, are held in a low format."""
+        if states:
+            self.held = HeldStates(self.optimizers, states, dtype)
+        try:
+            yield
+        finally:
+            if self.held is not None:
+                self.held.release()
+            self.held = None
 
     @contextmanager
     def compared(self) -> Generator[None]:
@@ -260,9 +419,17 @@ class StepTarget:
                 setattr(module, name, value)
 
 
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient, as that of an embedding may be sparse."""
-    return (gradient.to_dense() if gradient.is_sparse else gradient).detach()
+def _apart(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """The difference in fp32, in the memory of ``before`` if that is fp32."""
+    if before.dtype is torch.float32:
+        return torch.sub(after, before, out=before)
+    return (after.double() - before.double()).float()
+
+
+def _unscaled(gradient: torch.Tensor, scale: float) -> torch.Tensor:
+    """A gradient, as that of an embedding may be sparse, divided by the loss's scale."""
+    dense = (gradient.to_dense() if gradient.is_sparse else gradient).detach()
+    return dense if scale == 1.0 else dense / scale
 
 
 def backward(loss: Any, scale: float = 1.0) -> None:
@@ -288,11 +455,32 @@ def _check_finite(gradients: Gradients) -> None:
 def _put_back(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Give an optimizer its state back; ``load_state_dict`` would change its types."""
     held = [p for group in optimizer.param_groups for p in group["params"]]
+    states = dict(optimizer.state)
     optimizer.state.clear()
     for number, state in saved["state"].items():
-        optimizer.state[held[number]] = copy.deepcopy(state)
+        optimizer.state[held[number]] = _copied(state, states.get(held[number], {}))
     for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         group.update({name: x for name, x in before.items() if name != "params"})
+
+
+def _copied(state: Mapping[str, Any], memory: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the state of a parameter, in the memory that it had if that fits.
+
+    New memory costs far more than copying does, and a state is of its parameter's size.
+    """
+    copied: dict[str, Any] = {}
+    for name, saved in state.items():
+        old = memory.get(name)
+        if torch.is_tensor(saved) and torch.is_tensor(old) and _is_alike(saved, old):
+            copied[name] = old.copy_(saved)
+        else:
+            copied[name] = copy.deepcopy(saved)
+    return copied
+
+
+def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    same = one.dtype is other.dtype and one.device == other.device
+    return same and one.shape == other.shape and one.layout is other.layout
 
 
 def _batches(source: Iterable[Any]) -> list[Batch]:
@@ -317,6 +505,12 @@ def _batches(source: Iterable[Any]) -> list[Batch]:
     if not batches:
         raise UsageError("there is no batch", where="batches", fix="give one or more")
     return batches
+
+
+def same_form(batches: Iterable[Batch]) -> list[Batch]:
+    """Those with the form of the first, as the last batch of an epoch may be smaller."""
+    first, *others = batches
+    return [first, *(batch for batch in others if _form(batch) == _form(first))]
 
 
 def _form(batch: Batch) -> list[str]:

@@ -18,9 +18,18 @@ from finecast.engines.torch import check_no_autocast
 from finecast.errors import UsageError
 from finecast_training.backend import CALL_OUTSIDE
 from finecast_training.faults import overflow, refusal
+from finecast_training.optimizer_states import HeldStates
 from finecast_training.step import Loss, LossOf
 from finecast_training.step_plan import StepPlan, Way
-from finecast_training.target import Batch, Call, StepTarget, check_callable
+from finecast_training.target import (
+    Batch,
+    Call,
+    Sampling,
+    StepTarget,
+    check_callable,
+    optimizers_of,
+    same_form,
+)
 
 _KEPT: Final = 2
 """Batches that are kept to compare plans on."""
@@ -62,19 +71,29 @@ class TunedStep:
 
     Attributes:
         known: The plans to choose from, the fastest first.
-        optimizers: The optimizers of the module's parameters.
+        optimizers: The optimizers of the module's parameters. Those states are held in a low
+            format of which the plan says so.
         history: What became of the plan so far.
     """
+
+    _AS_EXACT: Final = {
+        Way.PLANNED: ", and now no worse than torch.autocast",
+        Way.AUTOCAST: "",
+        Way.FP32: ", and exact",
+    }
 
     def __init__(self, plan: StepPlan, model: nn.Module, loss: Loss) -> None:
         self.module = LossOf(model, loss)
         self.known: Sequence[StepPlan] = (plan,)
-        self.optimizers: Sequence[Optimizer] = ()
+        self._optimizers: Sequence[Optimizer] = ()
+        self._held: HeldStates | None = None
+        self._compiled: dict[str, Call] = {}
         self.history: list[Replanned] = []
         self.follow(plan)
         self._calls = 0
         self._every = 0
-        self._schedule: Mapping[int, StepPlan] = {}
+        self._schedule: dict[int, StepPlan] = {}
+        self._scheduled = False
         self._recent: deque[Batch] = deque(maxlen=_KEPT)
 
     def __call__(self, *batch: Any) -> torch.Tensor:
@@ -90,20 +109,56 @@ class TunedStep:
 
     def _advance(self, batch: Batch) -> None:
         """Change the plan where that is due, and count the call."""
-        if self._calls in self._schedule:
-            self._change(self._schedule[self._calls], "the schedule says so")
-        elif self._every and self._calls and self._calls % self._every == 0:
+        due = [number for number in self._schedule if number <= self._calls]
+        if due:
+            self._scheduled = True
+            self._change(self._schedule[max(due)], "the schedule says so")
+            self._schedule = {n: p for n, p in self._schedule.items() if n not in due}
+        elif self._is_due():
             self.replan()
         self._calls += 1
         self._recent.append(batch)
 
+    def _is_due(self) -> bool:
+        """Whether plans are to be compared before this call."""
+        counted = self._every and self._calls and self._calls % self._every == 0
+        return bool(counted) and not self._scheduled
+
     def follow(self, plan: StepPlan) -> None:
-        """Compute the step by another plan from the next call on."""
+        """Compute the step by another plan from the next call on.
+
+        What a plan was compiled to is kept for when it is followed again.
+        """
         self.plan = plan
-        self._call: Call = plan.compile(self.module)
+        if plan.digest not in self._compiled:
+            self._compiled[plan.digest] = plan.compile(self.module)
+        self._call = self._compiled[plan.digest]
+        self._hold()
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """The optimizers of the module's parameters."""
+        return self._optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._hold()
+
+    def _hold(self, *, none: bool = False) -> None:
+        """Have the optimizers hold the plan's states low, and no others."""
+        if self._held is not None:
+            self._held.release()
+        self._held = None
+        if self.plan.states and self.optimizers and not none:
+            self._held = HeldStates(self.optimizers, self.plan.states, self.plan.dtype)
 
     def schedule(self, plans: Mapping[int, Any]) -> None:
-        """Follow each of ``plans`` from the call of that number on."""
+        """Follow each of ``plans`` from the call of that number on, or from the next call.
+
+        From the first of them on ``replan_every`` changes nothing any more: what the schedule
+        says holds until its next plan, or until another schedule is given.
+        """
         for number, plan in plans.items():
             if number < 0 or not isinstance(plan, StepPlan):
                 raise UsageError(
@@ -111,7 +166,7 @@ class TunedStep:
                     where="plans",
                     fix="give plans by the number of the call, as {1000: tuned.plan}",
                 )
-        self._schedule = dict(plans)
+        self._schedule, self._scheduled = dict(plans), False
 
     def replan_every(self, calls: int) -> None:
         """Choose anew among the known plans before every so many calls; 0 for never again."""
@@ -133,10 +188,12 @@ class TunedStep:
                 "the step was not called: there is no batch to compare plans on",
                 fix="call it first",
             )
+        self._hold(none=True)  # the copy's reference is in fp32
         target = StepTarget.of(
-            self.module.module, self.module.loss, self._recent, self.optimizers,
-            moments=1, between=0,
+            self.module.module, self.module.loss, same_form(self._recent), self.optimizers,
+            Sampling(moments=1, between=0),
         )  # fmt: skip
+        self._hold()
         with target.compared():
             plan, failed = self._holding(target)
         own = failed.get(self.plan.digest)
@@ -145,7 +202,7 @@ class TunedStep:
             why = (
                 f"{self.plan.name} is now worse than torch.autocast: {own}"
                 if own
-                else f"{plan.name} is faster, and now no worse than torch.autocast"
+                else f"{plan.name} is faster{self._AS_EXACT[plan.way]}"
             )
         return self._change(plan, why)
 
@@ -156,6 +213,8 @@ class TunedStep:
         fp32 = replace(own, name="fp32", way=Way.FP32, plans=(), scale=1.0)
         most = target.exactness(autocast.compile(target.module, kernels=False), own.scale)
         for plan in self.known:
+            if plan.way is Way.FP32:
+                return plan, failed
             call = plan.compile(target.module, kernels=False)
             try:
                 exact = (
@@ -196,11 +255,27 @@ class TunedStep:
 
 
 @checks
-def load_step(path: str | Path, model: nn.Module, loss: Loss) -> TunedStep:
+def load_step(
+    path: str | Path,
+    model: nn.Module,
+    loss: Loss,
+    *,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+) -> TunedStep:
     """The step of a plan that was saved, of another model of the same code or the same one.
 
+    Args:
+        path: The file.
+        model: The module.
+        loss: The loss of a batch.
+        optimizer: The optimizers of the module's parameters. ``replan`` compares updates by
+            them, and a plan may have states of them held in a low format.
+
     Raises:
-        UsageError: If the file is missing or no plan of a training step.
+        UsageError: If the file is missing or no plan of a training step, or an argument does
+            not fit.
     """
     check_callable(model, loss)
-    return TunedStep(StepPlan.load(path), model, loss)
+    step = TunedStep(StepPlan.load(path), model, loss)
+    step.optimizers = optimizers_of(optimizer)
+    return step

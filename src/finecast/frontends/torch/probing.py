@@ -10,6 +10,7 @@ norm.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -80,7 +81,9 @@ def first_order(
     errors: dict[Format, dict[Places, float]] = {fmt: {} for fmt in points}
     for done, some in enumerate(together):
         progress("sensitivity", done, len(together))
-        for fmt, squares in _squared_errors(some, read, rounded, [*points], draws).items():
+        kept = done + 1 < len(together)
+        squared = _squared_errors(some, read, rounded, [*points], draws, retain_graph=kept)
+        for fmt, squares in squared.items():
             worst = errors[fmt]
             worst |= {places: max(e, worst.get(places, 0.0)) for places, e in squares.items()}
     return {
@@ -167,6 +170,8 @@ def _squared_errors(
     rounded: Sequence[Places],
     formats: Sequence[Format],
     draws: int,
+    *,
+    retain_graph: bool,
 ) -> dict[Format, dict[Places, float]]:
     """The sum over ``outputs`` of their squared relative errors, by what is rounded.
 
@@ -174,7 +179,7 @@ def _squared_errors(
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
     totals = {fmt: dict.fromkeys(rounded, 0.0) for fmt in formats}
-    for _ in range(draws):
+    for left in reversed(range(draws)):
         combination = torch.stack(
             [
                 (y * _signs(y, generator)).sum() / y.detach().norm().clamp_min(1e-30)
@@ -183,18 +188,21 @@ def _squared_errors(
         ).sum()
         # The gradient is None where no output depends on the tensor.
         gradients: Any = torch.autograd.grad(
-            combination, list(tensors.values()), retain_graph=True, allow_unused=True
+            combination,
+            list(tensors.values()),
+            retain_graph=retain_graph or left > 0,  # else its memory is freed on the way
+            allow_unused=True,
         )
         by_place = dict(zip(tensors, gradients, strict=True))
         for places in rounded:
             terms = [g for place in places if (g := by_place[place]) is not None]
             if not terms:
                 continue
-            x = tensors[places[0]]
+            x, gradient = tensors[places[0]], reduce(torch.add, terms)
             for fmt in formats:
                 with torch.no_grad():
-                    moved = (sum(terms) * (converted(x, Rounder(format=fmt)) - x)) ** 2
-                totals[fmt][places] += float(moved.sum()) / draws
+                    moved = (converted(x, Rounder(format=fmt)) - x).mul_(gradient)
+                totals[fmt][places] += float(torch.linalg.vector_norm(moved)) ** 2 / draws
     return {
         fmt: {k: min(t, _WORST) if np.isfinite(t) else _WORST for k, t in errors.items()}
         for fmt, errors in totals.items()
