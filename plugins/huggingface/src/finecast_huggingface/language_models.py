@@ -53,8 +53,10 @@ if (
 
 __all__ = ["export", "from_pretrained", "generator", "tokens", "tune"]
 
-Data: TypeAlias = "Array | Iterable[str] | Iterable[Sequence[int]]"
-"""Texts, or their tokens."""
+Data: TypeAlias = (
+    "Array | Iterable[str] | Iterable[Sequence[int]] | Iterable[Mapping[str, Any]]"
+)
+"""Texts, their tokens, or rows that have one of them as ``text`` or ``input_ids``."""
 
 _CACHED: Final = ("key", "value")
 _IDS: Final = "input_ids"
