@@ -84,11 +84,11 @@ function journalSection() {
   const steps = (found && found.journal) || [];
   if (!steps.length) return null;
   const words = { race: "benchmark", "errors of ops": "errors of single ops" };
-  const rows = steps.filter((s) => s.what !== "end").map((s) => [words[s.what] || s.what, s.plan || "–", s.plan ? percent(s.gain) : "–", s.plan ? percent(s.chance) : "–", el("span", { class: "together" }, digits(s.seconds) + " s"), s.result || "–"]);
+  const rows = steps.filter((s) => s.what !== "end").map((s) => [words[s.what] || s.what, s.plan || "–", s.plan ? (s.gain > 0 ? percent(s.gain) : "nothing") : "–", s.plan ? percent(s.chance) : "–", el("span", { class: "together" }, digits(s.seconds) + " s"), s.result || "–"]);
   const ends = steps.filter((s) => s.what === "end" && s.result);
-  return [el("p", {}, "All measurements, in their order. “Would save” is the share of the time that a plan was expected to save compared with the fastest plan that had passed by then, or with fp32 before any had. The next measurement is the one that is expected to save most for each second that it takes, by the saving times the chance to pass."),
+  return [el("p", {}, "All measurements, in their order. “Would save” is the share of the time that a plan was expected to save compared with the fastest plan that had passed by then, or with fp32 before any had. Next came the plan of the largest saving times chance, where only what is saved beyond 3% counts."),
     table(["measurement", "plan", "would save", "chance to pass", "took", "result"], rows, [2, 3, 4]),
-    ends.map((s) => el("p", {}, `The search ended: ${s.result}.`))];
+    ends.map((s) => el("p", {}, `The search ended${s.plan ? ` with ${s.plan}` : ""}: ${s.result}.`))];
 }
 
 function limitsSection() {
