@@ -17,11 +17,14 @@ from finecast.engines import probe
 from finecast.engines.base import Capability
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.engines.probe import Speed
+from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
+from finecast.native import roundings
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.profiles import Profiles
 from finecast.native.subject import Built
 from finecast.numbers.formats import Format
+from finecast.planning.cost import MeasuredCost
 from finecast.planning.plan import Plan
 from tests.native.weights_only import coded, engine_for, output_of, saved
 
@@ -148,11 +151,18 @@ def test_tune_takes_what_is_fastest(
         seconds = {n: 1.0 - 0.1 * found.count(INT8) for n, found in formats.items()}
         return Race.stated(1.0, seconds)
 
+    def cost(graph: Graph, *_: object) -> MeasuredCost:
+        """Times of ops that say the same."""
+        seconds = {fmt: 1e-3 if fmt is INT8 else 2e-3 for fmt in Format}
+        times = {fmt: {n.name: s for n in graph.nodes} for fmt, s in seconds.items()}
+        return MeasuredCost(times_s=times, cast_overhead_s=1e-6, cast_bandwidth_gb_s=1e3)
+
     # Every format is timed, however busy the machine is.
     faster = Speed(gains=True, text="")
     monkeypatch.setattr(EngineSubject, "speed", lambda subject, fmt: faster)
     monkeypatch.setattr(Profiles, "without_slow_formats", lambda profiles: (profiles, ()))
     monkeypatch.setattr(EngineSubject, "times", times)
+    monkeypatch.setattr(roundings, "measured_cost", cost)
     found = finecast.tune(
         saved(NET, weights(), tmp_path, "xml"),
         data=inputs(),
