@@ -30,8 +30,8 @@ _NONE: Final = 1e-6
 _FEWEST: Final = 3
 _CONFIDENCE: Final = 0.95
 # Elements that are compared at a time: what is computed of them stays in a processor's cache,
-# and a product in fp32 of so many is exact to 1e-6.
-_BLOCK: Final = 1 << 20
+# and a product in fp32 of so many, added by one thread, is exact to 1e-4.
+_BLOCK: Final = 1 << 16
 # Squares of numbers of this usual size, and of differences far below it, are in fp32's range.
 _SQUARED_IN_FP32: Final = (1e-12, 1e12)
 
