@@ -20,9 +20,8 @@ from finecast.devices.emulation import (  # noqa: E402
     setting_of_plan,
 )
 from finecast.devices.targets import load_target  # noqa: E402
-from finecast.engines.base import Array  # noqa: E402
+from finecast.engines.base import Array, EmulatedSession  # noqa: E402
 from finecast.engines.emulator import EmulatorEngine, prepare  # noqa: E402
-from finecast.engines.emulator.session import EmulatedSession  # noqa: E402
 from finecast.engines.torch.session import examples  # noqa: E402
 from finecast.errors import ModelError  # noqa: E402
 from finecast.frontends import onnx as onnx_frontend  # noqa: E402

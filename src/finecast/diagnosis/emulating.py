@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from finecast.data.metrics import by_output
 from finecast.data.workload import Workload, sample_count
 from finecast.devices.emulation import Emulation, Setting, setting_of
-from finecast.engines.base import Array, Session, outputs_on
-from finecast.engines.emulator.session import EmulatedSession
+from finecast.engines.base import Array, EmulatedSession, Session, outputs_on
 from finecast.engines.exact import RELATIVE_ERROR, CachedSession, Exact
 from finecast.errors import in_shell
 from finecast.graph import Graph, Node, Value

@@ -6,20 +6,18 @@ ops never makes the modelled time longer where casts are free.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, Setting, is_relayout
 from finecast.devices.targets import Relayout
-from finecast.engines.base import Feeds, Session
-from finecast.engines.emulator.session import EmulatedSession, check_emulation, plan_session
+from finecast.engines.base import EmulatedSession, Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.graph import Graph, Node
-from finecast.native.observing import observe
 from finecast.native.orders import OrderTrials
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -28,10 +26,6 @@ from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts
-from finecast.rules.policy import Policy, Scope
-
-if TYPE_CHECKING:
-    from finecast.native.source import Source
 
 CALIBRATION_FEEDS: Final = 8
 """Calibration batches on which output errors are measured."""
@@ -132,55 +126,34 @@ class DeviceModel:
         return plan_time_s(self.graph, self.cost(emulation), emulation, formats)
 
 
-@dataclass(slots=True, kw_only=True)
-class Program:
-    """A model as a device's emulator takes it: here as it is.
-
-    ``prepared`` is the ``PreparedModel`` that is emulated.
-    """
-
-    source: Source
-    emulation: Emulation
-    prepared: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Read the graph.
-
-        Raises:
-            UsageError: If ``emulation`` has options that are not emulated here.
-        """
-        self.prepared = self.source.prepare(Policy(scope=Scope.NONE))
-        check_emulation(self.emulation, self.prepared.library)
+class Program(ABC):
+    """A model that the emulator can run."""
 
     @property
+    @abstractmethod
     def graph(self) -> Graph:
         """The emulated graph: accumulations are written out as the device computes them."""
-        return self.prepared.graph
 
+    @abstractmethod
     def observe(self, feeds: Sequence[Feeds]) -> dict[int, ValueFacts]:
-        """Facts of the fp32 model's float values outside of bodies, by id in ``graph``."""
-        return observe(self.prepared, lambda: feeds)
+        """Facts of the fp32 model's values, by id in ``graph``."""
 
+    @abstractmethod
     def session(
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
     ) -> EmulatedSession:
         """The model as the device runs it under ``setting``.
 
-        A ``switched`` session takes other settings later; it is built anew for each here.
+        A ``switched`` session takes other settings later.
         """
-        del switched
-        copy = self.prepared.roundable
-        return EmulatedSession(copy=copy, emulation=emulation, setting=setting)
 
+    @abstractmethod
     def formats(self, plan: Plan) -> dict[int, Format]:
         """The plan's formats by id in ``graph``; each step of an op has the op's format."""
-        ids = {n.name: n.id for n in self.graph.nodes}
-        return {ids[name]: fmt for name, fmt in plan.formats.items()}
 
+    @abstractmethod
     def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatedSession:
         """The model of a plan as the device runs it."""
-        copy = partial(self.source.roundable, plan.policy, plan.adjustments)
-        return plan_session(copy, plan, emulation)
 
 
 def plan_time_s(

@@ -14,17 +14,24 @@ from typing import Any
 
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, Setting
-from finecast.engines.base import Feeds, KernelTime, Session
+from finecast.engines.base import EmulatedSession, Feeds, KernelTime, Session
 from finecast.engines.emulator import EmulatorEngine
+from finecast.engines.emulator.session import (
+    EmulatorSession,
+    check_emulation,
+    plan_session,
+)
 from finecast.engines.exact import CachedSession, Exact
 from finecast.engines.probe import Speed, speed_of
 from finecast.frontends.prepared import PreparedModel
+from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
-from finecast.native.device import DeviceModel
+from finecast.native.device import DeviceModel, Program
 from finecast.native.engine_subject import EngineExamined, EngineSubject
-from finecast.native.observing import unseen
+from finecast.native.observing import observe, unseen
 from finecast.native.orders import OrderSpread
 from finecast.native.roundings import Times
+from finecast.native.source import AS_IT_IS, Source
 from finecast.native.subject import Built, UserRules
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounding
@@ -188,3 +195,51 @@ class OnDevice(EngineExamined):
         """The model on the device."""
         assert self.subject.device is not None
         return self.subject.device
+
+
+@dataclass(slots=True, kw_only=True)
+class NativeProgram(Program):
+    """A model that engines run, as a device's emulator takes it: here as it is.
+
+    ``prepared`` is the ``PreparedModel`` that is emulated.
+    """
+
+    source: Source
+    emulation: Emulation
+    prepared: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read the graph.
+
+        Raises:
+            UsageError: If ``emulation`` has options that are not emulated here.
+        """
+        self.prepared = self.source.prepare(AS_IT_IS)
+        check_emulation(self.emulation, self.prepared.library)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that is emulated."""
+        return self.prepared.graph
+
+    def observe(self, feeds: Sequence[Feeds]) -> dict[int, ValueFacts]:
+        """Facts of all float values outside of bodies."""
+        return observe(self.prepared, lambda: feeds)
+
+    def session(
+        self, emulation: Emulation, setting: Setting, *, switched: bool = False
+    ) -> EmulatedSession:
+        """A session for the setting; it is built anew where another one is applied."""
+        del switched
+        copy = self.prepared.roundable
+        return EmulatorSession(copy=copy, emulation=emulation, setting=setting)
+
+    def formats(self, plan: Plan) -> dict[int, Format]:
+        """The plan's formats by node id."""
+        ids = {n.name: n.id for n in self.graph.nodes}
+        return {ids[name]: fmt for name, fmt in plan.formats.items()}
+
+    def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatedSession:
+        """A session of the model with the plan's casts."""
+        copy = partial(self.source.roundable, plan.policy, plan.adjustments)
+        return plan_session(copy, plan, emulation)

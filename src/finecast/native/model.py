@@ -13,8 +13,7 @@ from finecast.data.options import DataOptions
 from finecast.data.sources import workload_of
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, Setting, setting_of
-from finecast.engines.base import Array, Feeds, Session
-from finecast.engines.emulator.session import EmulatedSession
+from finecast.engines.base import Array, EmulatedSession, Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.engines.fallen_apart import FallenApart
 from finecast.errors import UsageError

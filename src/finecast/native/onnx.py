@@ -14,8 +14,8 @@ from finecast.devices.emulation import Emulation, Setting
 from finecast.engines import candidates
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, feeds_for
 from finecast.engines.emulator import (
-    EmulatedSession,
     EmulatorEngine,
+    EmulatorSession,
     emulated_copy,
     exact_emulator,
     exact_session,
@@ -39,6 +39,7 @@ from finecast.native.acceptance import Pair, accept_fp32, nudge
 from finecast.native.artefact import Destination, Verified, compare
 from finecast.native.conversion_notes import kept_types
 from finecast.native.device import Program
+from finecast.native.emulated import NativeProgram
 from finecast.native.engine_model import EngineModel
 from finecast.native.integers import quantized_mismatch
 from finecast.native.source import AS_IT_IS, EngineBuilt, VerifyOn, check_trust
@@ -277,7 +278,7 @@ def _run_exactly(model: Loadable, feeds: Feeds) -> Mapping[str, Array]:
 
 
 @dataclass(slots=True, kw_only=True)
-class OnnxProgram(Program):
+class OnnxProgram(NativeProgram):
     """A ``Program`` of an ONNX model; ``emulation`` tells how accumulations are computed."""
 
     source: OnnxModel  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
@@ -295,7 +296,7 @@ class OnnxProgram(Program):
 
     def session(
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
-    ) -> EmulatedSession:
+    ) -> EmulatorSession:
         """A session built for the setting, which runs faster, or a switched one."""
         engine = EmulatorEngine(emulation=emulation)
         session = engine.session(self.prepared, fixed=None if switched else setting)
@@ -305,7 +306,7 @@ class OnnxProgram(Program):
         """The plan's formats by node id; the steps of an op are found by their names."""
         return _formats_in(self.graph, plan)
 
-    def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatedSession:
+    def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatorSession:
         """A session of the model with the plan's formats."""
         prepared = self._adjusted(plan)
         return plan_session(

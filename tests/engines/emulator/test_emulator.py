@@ -19,7 +19,7 @@ from finecast.devices.emulation import (
 from finecast.devices.targets import load_target
 from finecast.engines import get_engine
 from finecast.engines.base import Session
-from finecast.engines.emulator import EmulatedSession, EmulatorEngine, prepare
+from finecast.engines.emulator import EmulatorEngine, EmulatorSession, prepare
 from finecast.frontends import onnx as frontend
 from finecast.native.planning import make_planner
 from finecast.numbers.formats import FLOATS, Format
@@ -45,7 +45,7 @@ def emulation(target: str = "trn1", scope: str = "all", fmt: str = "bf16") -> Em
     )
 
 
-def sessions(path: Path, how: Emulation) -> tuple[EmulatedSession, EmulatedSession, Setting]:
+def sessions(path: Path, how: Emulation) -> tuple[EmulatorSession, EmulatorSession, Setting]:
     prepared = prepare(frontend.load(path), how)
     engine = EmulatorEngine(emulation=how)
     setting = setting_of(prepared.graph, how)

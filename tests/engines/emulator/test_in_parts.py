@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import parser
 
-from finecast.engines.emulator.session import PartsSession
+from finecast.engines.emulator.in_parts import PartsSession
 from finecast.engines.loading import exact_session
 from finecast.frontends.onnx.parts import ModelInParts
 

@@ -15,8 +15,8 @@ from onnx import helper, numpy_helper, parser
 
 from finecast.devices.emulation import Emulation, explicit_casts
 from finecast.engines.emulator import (
-    EmulatedSession,
     EmulatorEngine,
+    EmulatorSession,
     exact_session,
     prepare,
     setting_of,
@@ -64,7 +64,7 @@ def net(tmp_path: Path, weights: dict[str, Floats]) -> Path:
     return path
 
 
-def session(model: Path, how: Emulation) -> EmulatedSession:
+def session(model: Path, how: Emulation) -> EmulatorSession:
     prepared = prepare(frontend.load(model), how)
     fixed = setting_of(prepared.graph, how)
     return EmulatorEngine(emulation=how).session(prepared, fixed=fixed)

@@ -8,7 +8,7 @@ from openvino import opset13 as op
 
 from finecast.devices.emulation import Emulation, setting_of
 from finecast.devices.targets import load_target
-from finecast.engines.emulator.session import EmulatedSession
+from finecast.engines.emulator.session import EmulatorSession
 from finecast.frontends.openvino.native import OvNative
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
@@ -36,7 +36,7 @@ def test_a_cast_takes_the_place_of_what_the_engine_does_itself(
 
     how = Emulation(target=load_target("inf1"), scope=scope, format=Format.FP16)
     setting = setting_of(copy().graph, how)
-    session = EmulatedSession(copy=copy, emulation=how, setting=setting)
+    session = EmulatorSession(copy=copy, emulation=how, setting=setting)
     (got,) = session.run({"x": x}).values()
     expected = round_to(x, real) @ round_to(w, real)
     np.testing.assert_allclose(np.asarray(got, np.float32), expected, rtol=1e-5, atol=1e-5)

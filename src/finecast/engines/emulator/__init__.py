@@ -15,7 +15,7 @@ from finecast.devices.emulation import Emulation, Setting, setting_of
 from finecast.devices.targets import load_target
 from finecast.engines import EMULATOR
 from finecast.engines.base import Capability, Engine, Session
-from finecast.engines.emulator.session import EmulatedSession
+from finecast.engines.emulator.session import EmulatorSession
 from finecast.engines.loading import exact_engine
 from finecast.errors import EngineError, ModelError, naming
 from finecast.files.staging import staging
@@ -88,7 +88,7 @@ class EmulatorEngine(Engine):
         gains = not fmt.encodes_values or fmt.encodes_results
         return None if gains or real.bits <= fmt.bits else False
 
-    def load(self, model: Path | bytes, *, profiling: bool = False) -> EmulatedSession:
+    def load(self, model: Path | bytes, *, profiling: bool = False) -> EmulatorSession:
         """Load a model, cast as the options say; low types in it are emulated too.
 
         Raises:
@@ -113,7 +113,7 @@ class EmulatorEngine(Engine):
         *,
         kernels: Sequence[frozenset[int]] | None = None,
         fixed: Setting | None = None,
-    ) -> EmulatedSession:
+    ) -> EmulatorSession:
         """A session on a prepared model.
 
         Args:
@@ -121,7 +121,7 @@ class EmulatorEngine(Engine):
             kernels: Nodes that run as one; by default those of ``device_kernels``.
             fixed: The one setting to build for; None for any setting (``apply``).
         """
-        return EmulatedSession(
+        return EmulatorSession(
             copy=partial(emulated_copy, prepared),
             emulation=self.emulation,
             setting=fixed or setting_of(prepared.graph, self.emulation),

@@ -31,20 +31,20 @@ from finecast.devices.emulation import (
 )
 from finecast.engines.base import (
     Array,
+    EmulatedSession,
     Feeds,
     Session,
     UnorderedError,
-    calls_of,
     each_call,
     feeds_for,
-    joined,
 )
+from finecast.engines.emulator.in_parts import PartsSession
 from finecast.engines.emulator.roundings import GraphRoundings, RoundedViews, RoundTo
 from finecast.engines.emulator.sums import Summing
 from finecast.engines.loading import exact_session
 from finecast.errors import UsageError
 from finecast.frontends.native_model import OFFSET, NativeModel, uses_of
-from finecast.frontends.onnx.parts import Computed, ModelInParts, RunStep
+from finecast.frontends.onnx.parts import ModelInParts
 from finecast.graph import Node, Value
 from finecast.numbers.formats import Format
 from finecast.numbers.roundmodes import Rounding, convert
@@ -279,12 +279,8 @@ def check_emulation(emulation: Emulation, library: str) -> None:
 
 @final
 @dataclass(slots=True, kw_only=True)
-class EmulatedSession(Session):
-    """A model as a device computes it; ``apply`` changes which nodes are cast.
-
-    Law: with stochastic rounding, draws depend on the index of the sample since ``apply`` or
-    ``restart``, not on how samples were split into batches. The time that emulation takes says
-    nothing of the device: there is no profile.
+class EmulatorSession(EmulatedSession):
+    """A model as a device computes it.
 
     Attributes:
         copy: Makes a copy of the model.
@@ -295,7 +291,6 @@ class EmulatedSession(Session):
         kernels: Nodes that run as one; None for those of ``device_kernels``.
         switched: Whether one model serves all settings, by an extra input. Else one is built
             for each, which runs faster.
-        summed: The number of ops that add up in the order that the emulation states.
     """
 
     copy: Callable[[], NativeModel]
@@ -305,7 +300,6 @@ class EmulatedSession(Session):
     low: Mapping[int, Format] = field(default_factory=dict[int, Format])
     kernels: Sequence[frozenset[int]] | None = None
     switched: bool = False
-    summed: int = field(default=0, init=False)
     _emulated: Emulated | None = field(default=None, init=False)
     _session: Session = field(init=False)
     _own: Mapping[str, Array] = field(init=False)
@@ -316,7 +310,7 @@ class EmulatedSession(Session):
         """Build the model for the setting."""
         self.apply(self.setting)
 
-    def apply(self, setting: Setting) -> EmulatedSession:
+    def apply(self, setting: Setting) -> EmulatorSession:
         """Cast what ``setting`` says from now on; the stream of samples starts anew."""
         fits = self.switched or setting == self.setting
         self.setting = setting
@@ -357,13 +351,13 @@ class EmulatedSession(Session):
         fixed = None if self.switched else self.setting
         return emulated(model, roundings, fixed, self._summing)
 
-    def in_order(self, order: Order) -> EmulatedSession:
+    def in_order(self, order: Order) -> EmulatorSession:
         """Add up in another order from now on; the emulation has to state one already."""
         assert self._summing is not None
         self._summing.order = order
         return self.restart()
 
-    def restart(self) -> EmulatedSession:
+    def restart(self) -> EmulatorSession:
         """The next sample is the first of the stream."""
         self._seen = 0
         return self
@@ -406,7 +400,7 @@ def plan_session(
     formats: Mapping[int, Format] | None = None,
     low: Mapping[int, Format] | None = None,
     fp32_parameters: frozenset[int] = frozenset(),
-) -> EmulatedSession:
+) -> EmulatorSession:
     """A session with the casts of ``plan``, each op in its format.
 
     Args:
@@ -414,7 +408,7 @@ def plan_session(
         plan: The plan.
         emulation: The target and its options.
         formats: The plan's formats by id; None where the model has just the plan's nodes.
-        low: As in ``EmulatedSession``.
+        low: As in ``EmulatorSession``.
         fp32_parameters: Nodes whose scale and shift the plan's model keeps in fp32.
     """
     known = formats is not None and not plan.encodings
@@ -430,57 +424,10 @@ def plan_session(
             ids[name]: encoding for name, encoding in plan.encodings.items() if name in ids
         },
     )
-    return EmulatedSession(
+    return EmulatorSession(
         copy=copy,
         emulation=emulation,
         setting=setting_of_plan(lowered, emulation, fp32_parameters=fp32_parameters),
         formats=lowered,
         low=low or {},
     )
-
-
-# Running a model in parts: an engine runs the parts, and functions what is between them.
-
-_ABSENT: Final = ""
-"""The name of an input that a node does not have."""
-
-
-@final
-class PartsSession(Session):
-    """A session of a model of which some nodes are computed by functions.
-
-    Law: it gives what the whole model gives if the functions give what their nodes give. A
-    value is held until the last step that reads it.
-    """
-
-    def __init__(self, model: ModelInParts) -> None:
-        """Load the whole model, which tells its ports, then the parts.
-
-        Raises:
-            EngineError: If one of them cannot be loaded.
-        """
-        whole = exact_session(model.model)
-        self.inputs, self.outputs = whole.inputs, whole.outputs
-        self.free, self.joined = whole.free, whole.joined
-        del whole
-        steps = model.steps()
-        self._constants = model.constants([n for step in steps for n in step.reads])
-        self._steps: Sequence[tuple[RunStep, Session | Computed]] = [
-            (step, step.run if callable(step.run) else exact_session(step.run))
-            for step in steps
-        ]
-
-    def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once; of a sequence all calls."""
-        return joined([self._called(call) for call in calls_of(feeds)])
-
-    def _called(self, feeds: Feeds) -> dict[str, Array]:
-        values: dict[str, Any] = {_ABSENT: None, **self._constants, **feeds}
-        for step, run in self._steps:
-            if isinstance(run, Session):
-                values |= run.run(feeds_for(run, {n: values[n] for n in step.reads}))
-            else:
-                values[step.gives[0]] = run(*(values[name] for name in step.reads))
-            for name in step.last:
-                del values[name]
-        return {spec.name: values[spec.name] for spec in self.outputs}

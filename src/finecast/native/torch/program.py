@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule
 
 from finecast.devices.emulation import Emulation, is_parameter
-from finecast.engines.emulator.session import EmulatedSession, plan_session
+from finecast.engines.emulator.session import EmulatorSession, plan_session
 from finecast.engines.exact import Exact
 from finecast.errors import ModelError
 from finecast.frontends.prepared import PreparedModel
@@ -20,8 +20,7 @@ from finecast.frontends.torch.expand import ACCUMULATIONS, ATTENTION, STEP_OF, e
 from finecast.frontends.torch.reader import hinted_shapes, read
 from finecast.frontends.torch.restating import free_of_strides
 from finecast.graph import Graph, Node
-from finecast.native.device import Program
-from finecast.native.emulated import EmulatedSubject, OnDevice
+from finecast.native.emulated import EmulatedSubject, NativeProgram, OnDevice
 from finecast.native.roundings import Times
 from finecast.native.torch.planning import measured_errors
 from finecast.numbers.formats import Format
@@ -36,7 +35,7 @@ _STATISTICS: Final = "batch_norm"
 
 
 @dataclass(slots=True, kw_only=True)
-class TorchProgram(Program):
+class TorchProgram(NativeProgram):
     """A ``Program`` of an exported program, with attention in single steps.
 
     Where a device rounds sums, accumulations are in single steps, too. In ``graph`` scale and
@@ -92,7 +91,7 @@ class TorchProgram(Program):
         """The plan's formats by node id; each step of an op has the op's format."""
         return {i: f for name, f in plan.formats.items() for i in self.steps.get(name, ())}
 
-    def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatedSession:
+    def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatorSession:
         """A session of the program with the plan's formats."""
         if plan.adjustments != self.adjustments:
             other = replace(self, adjustments=plan.adjustments)
