@@ -91,9 +91,15 @@ def test_what_several_readers_share_is_measured_together() -> None:
 
 
 def test_a_model_that_rounds_everywhere_says_how_much_and_probes_of_what() -> None:
-    found = measure(2, Model([0.1, 0.3])).toward(1.2)
-    assert found.total == pytest.approx(1.2)
-    assert found.values == pytest.approx([0.3, 0.9])
+    found = measure(2, Model([0.1, 0.3])).toward(0.8)
+    assert found.total == pytest.approx(0.8)
+    assert found.values == pytest.approx([0.2, 0.6])
+
+
+def test_how_far_off_lost_outputs_are_says_nothing_of_small_errors() -> None:
+    found = measure(2, Model([0.01, 1.5])).toward(3.4)
+    assert found.total == pytest.approx(3.4)
+    assert found.values == pytest.approx([0.01, 1.5])
 
 
 @pytest.mark.parametrize("total", [math.nan, math.inf, 0.0])

@@ -198,7 +198,9 @@ def _power(array: _Array) -> float:
 Probe = Callable[[NDArray[np.bool_]], Sequence[NDArray[np.generic]]]
 
 
-# Infinite and larger errors count as this, so that they stay comparable; 1 loses the output.
+# The squared error of outputs of which nothing is left: it is as large as they are.
+_LOST: Final = 1.0
+# Infinite and larger errors count as this, so that they stay comparable.
 _WORST: Final = 1e6
 # A group that brings at most this share of the error of all groups is not split. Of 160 groups
 # most do; what is wrong within one of them moves a plan's error by 1.5% at most.
@@ -293,11 +295,14 @@ class Sensitivity:
     def toward(self, total: float | None) -> Sensitivity:
         """The errors scaled to ``total``, measured on more samples; as they are without it.
 
-        ``total`` is the squared error of a model that rounds at all points.
+        ``total`` is the squared error of a model that rounds at all points. What exceeds the
+        outputs themselves is not scaled to: a few points lose them there, and how much they
+        are off says nothing of the other points.
         """
         if total is None or not (0 < self.total < _WORST and 0 < total < _WORST):
             return self
-        return replace(self.scaled(total / self.total), total=total)
+        factor = min(total, _LOST) / min(self.total, _LOST)
+        return replace(self.scaled(factor), total=total)
 
     @property
     def shares(self) -> NDArray[np.float64]:
