@@ -29,9 +29,8 @@ from finecast.tuning.decision_chances import DecisionChances
 
 COST_OFF: Final = 0.12
 """The deviation of the logarithm of a measured over a predicted time, of a plan in which all
-is low: predictions are off by some ten percent."""
-# What an engine spares under its own hint is known as little.
-_HINT_OFF: Final = 0.1
+is low: predictions are off by some ten percent. What an engine spares under its own hint is
+known as little."""
 # A model's speed differs from one load to the next: a measured time says so much of another
 # plan's.
 _LOAD_OFF: Final = 0.04
@@ -41,15 +40,11 @@ LOSS_OFF: Final = 1.3
 """What the lowest plan loses over what may be lost, before any was tried: of nets it is from a
 quarter to 25 times as much. Its logarithm, and the deviation of that."""
 # The deviation of the logarithm of a measured over a predicted squared error: sums of single
-# errors are 2 dB off. And of one by a hint from that of the same plan by casts.
+# errors are 2 dB off. As little is known of the error by a hint from that of the same plan by
+# casts, and of a loss from a measured error.
 _ERROR_OFF: Final = 0.5
-_HINT_ERROR_OFF: Final = 0.4
 # The same of an error that was measured on few samples, from that on others.
 _SAMPLES_OFF: Final = 0.2
-# An error beyond this logarithm of a ratio is of another kind, such as an overflow.
-_MOST_OFF: Final = 3.0
-# The deviation of the logarithm of a loss from what a measured error says of it.
-_DECISIONS_OFF: Final = 0.35
 
 
 @dataclass(slots=True, kw_only=True)
@@ -201,8 +196,7 @@ class Belief:
         self._taken.append((proposal, lambda to, of: to.erred(of, error)))
         known = self._of(proposal)
         if 0 < error < math.inf:
-            off = float(np.clip(_log(error) - known.error, -_MOST_OFF, _MOST_OFF))
-            self._errors.observe(known.errors, off, _SAMPLES_OFF)
+            self._errors.observe(known.errors, _log(error) - known.error, _SAMPLES_OFF)
 
     def tried(
         self, proposal: Proposal, loss: float, off: float, margins: Floats | None = None
@@ -257,7 +251,7 @@ class Belief:
         common = np.zeros((1, len(self._unit_errors[:, 1:].ravel()) + 1))
         common[0, -1] = self.loss_off
         more, off = self._losses.at(common)
-        apart = math.hypot(_DECISIONS_OFF, self.order * _ERROR_OFF / 2)
+        apart = math.hypot(_ERROR_OFF, self.order * _ERROR_OFF / 2)
         spread = math.hypot(float(off[0]), apart)
         logs = [-self.loss - float(more[0]) - spread * float(ndtri(c)) for c in chances]
         return [self.reference * math.exp(2 * log / self.order) for log in logs]
@@ -283,7 +277,7 @@ class Belief:
 
     def _loss_features(self, known: Sequence[Known]) -> Floats:
         """Of each unit and low format, and of all plans."""
-        own = np.array([one.errors[:-1] for one in known]) * (_DECISIONS_OFF / _ERROR_OFF)
+        own = np.array([one.errors[:-1] for one in known])
         return np.column_stack([own, np.full(len(known), self.loss_off)])
 
     def _of(self, proposal: Proposal) -> Known:
@@ -310,7 +304,7 @@ class Belief:
         low = np.where(label > 0, own, 0.0)
         casts = max(priced - float(own.sum()), 0.0)
         shares = self._by_format(label, low / (priced or 1.0))
-        hinted = _HINT_OFF if plan.by_hint else 0.0
+        hinted = self.cost_off if plan.by_hint else 0.0
         casting = self.cost_off * math.sqrt(casts / (priced or 1.0))
         return np.array([*(self.cost_off * np.sqrt(shares)), casting, hinted])
 
@@ -318,7 +312,7 @@ class Belief:
         """Of each unit and low format, and of a hint."""
         own = self._unit_errors[np.arange(len(label)), label]
         shares = self._by_format(label, own / (float(own.sum()) or 1.0))
-        hinted = _HINT_ERROR_OFF if plan.by_hint else 0.0
+        hinted = _ERROR_OFF if plan.by_hint else 0.0
         return np.array([*(_ERROR_OFF * np.sqrt(shares)), hinted])
 
     def _by_format(self, label: Ints, values: Floats) -> Floats:

@@ -48,8 +48,8 @@ class Loop:
     Attributes:
         models: Builds, races and evaluates plans.
         belief: What is believed of plans.
-        least_gain: The ratio by which a plan has to be faster than the best one.
-        alike: The ratio of costs within which the more accurate of two plans is measured.
+        least_gain: The ratio by which a plan has to be faster than the best one. Of two plans
+            within it the more accurate one is measured.
         proposers: What else may propose plans, in the order in which they are asked.
         start: A plan that is tried first; None for none.
         sharpen: Measures the errors of single ops, and gives what is predicted by these, and
@@ -63,7 +63,6 @@ class Loop:
     models: PlanModels
     belief: Belief
     least_gain: float
-    alike: float
     proposers: Sequence[Proposer] = ()
     start: Proposal | None = None
     sharpen: Callable[[], tuple[Analysis, Sequence[Proposal]]] | None = None
@@ -235,7 +234,7 @@ class Loop:
     def _finest(self, plans: Sequence[Proposal], estimate: Estimate, best: int) -> int:
         """The most accurate of the plans that are known as well as ``best``, and as fast."""
         timed = self._is_timed(plans[best])
-        most = float(estimate.cost[best]) + math.log(self.alike)
+        most = float(estimate.cost[best]) + math.log(self.least_gain)
         alike = [
             i
             for i, one in enumerate(plans)

@@ -31,7 +31,6 @@ from finecast.tuning.search import Candidate, none_passes
 # what may be lost.
 _LEAST_OFF: Final = 0.1
 _CENSORED: Final = 0.7
-_LEAST_LOST: Final = 0.05
 _MUCH_LOST: Final = 5.0
 _MOST_LOST: Final = 30.0
 _TINY: Final = 1e-9
@@ -211,8 +210,8 @@ class Trials:
             share = sign * (baseline - guiding) / (allowed or _TINY)
         if not share < _MUCH_LOST:  # NaN among them
             return math.log(_MUCH_LOST), _CENSORED
-        if share <= _LEAST_LOST:
-            return math.log(_LEAST_LOST), _CENSORED
+        if share <= 1 / _MOST_LOST:
+            return -math.log(_MOST_LOST), _CENSORED
         return math.log(share), _LEAST_OFF
 
     def _passing_scale(self, metric: float) -> float | None:

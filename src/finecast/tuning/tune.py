@@ -63,8 +63,6 @@ _SAFER: Final = 0.5
 _COUNTED_OFF: Final = 0.005
 # That of compiled models, of which single kernels tell less.
 _COMPILED_OFF: Final = 0.25
-# Costs that are predicted within this ratio tell no plan from another one.
-_ALIKE: Final = 1.01
 # The deviation of the logarithm of a loss where the criterion states an error, or where a plan
 # kept it in an earlier run; and the logarithm of what that plan is expected to lose.
 _STATED_OFF: Final = 0.4
@@ -457,7 +455,6 @@ class _Tuning:
             models=models,
             belief=belief,
             least_gain=MODELLED_GAIN if subject.target else SAME_TIME,
-            alike=MODELLED_GAIN if subject.target else _ALIKE,
             proposers=proposers,
             start=self.started if self.started and self.started.plan.lowers else None,
             sharpen=self._sharpened if self.is_prior else None,
