@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -169,14 +170,14 @@ def test_each_model_is_tried_once(
     name: str, hostile: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    ask = Worker.ask
+    call = Worker.call
 
-    def count(self: Worker, request: dict[str, str], payload: bytes = b"") -> dry_run.Answer:
+    def count(self: Worker, request: dict[str, str], *rest: Any) -> dry_run.Answer:
         if request.get("call"):
             asked.append(request["call"])
-        return ask(self, request, payload)
+        return call(self, request, *rest)
 
-    monkeypatch.setattr(Worker, "ask", count)
+    monkeypatch.setattr(Worker, "call", count)
     sessions = [get_engine(name).load(NET.SerializeToString()) for _ in range(2)]
     for session in sessions * 2:
         assert list(session.run(FEEDS)) == ["y"]
@@ -222,10 +223,10 @@ def test_the_real_libraries_load_and_run_there(name: str) -> None:
     """What the other process is asked to do, it does: nothing is raised and ignored."""
     library = dry_run._workers[name]
     statuses: list[str] = []
-    ask = library.worker.ask
+    call = library.worker.call
 
-    def listen(request: dict[str, str], payload: bytes = b"") -> dry_run.Answer:
-        header, result = ask(request, payload)
+    def listen(request: dict[str, str], *rest: Any) -> dry_run.Answer:
+        header, result = call(request, *rest)
         statuses.append(header["status"])
         return header, result
 
@@ -236,7 +237,7 @@ net (float[n, 4] x, int64[n] i, bool[n, 1] c) => (float[n, 4] y)
     )
     made.doc_string = name  # not tried before
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library.worker, "ask", listen)
+        patch.setattr(library.worker, "call", listen)
         session = get_engine(name).load(made.SerializeToString())
         feeds = {"i": np.zeros(2, np.int64), "c": np.ones((2, 1), bool)}
         session.run(FEEDS | feeds)

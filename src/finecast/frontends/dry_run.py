@@ -37,7 +37,7 @@ from finecast.processes.memory import (
     most_loaded_bytes,
     most_tried_bytes,
 )
-from finecast.processes.worker import Answer, Worker, WorkerDiedError
+from finecast.processes.worker import Answer, Limits, Telling, Worker, WorkerDiedError
 
 MOST_BYTES: Final = 256 << 20
 """Of a model in memory that is sent as bytes. Larger ones are passed as a file."""
@@ -82,14 +82,16 @@ class _Library:
         self.ran: dict[tuple[str, Shapes], str] = {}
         self.dropped: list[str] = []
 
-    def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Answer:
+    def call(
+        self, request: Mapping[str, Any], payload: bytes, limits: Limits, tell: Telling
+    ) -> Answer:
         """The process's answer; it drops models that are kept no longer.
 
         Raises:
             WorkerDiedError: If the process dies.
         """
         dropped, self.dropped = self.dropped, []
-        return self.worker.ask({**request, "drop": dropped}, payload)
+        return self.worker.call({**request, "drop": dropped}, payload, limits, tell)
 
     def drop(self, key: str) -> None:
         """Keep a model no longer: by the next request.
@@ -290,17 +292,18 @@ class DryRun:
     def _ask(self, request: Mapping[str, Any], payload: bytes) -> Answer:
         library = _workers[self.library]
         size = request.get("bytes", len(payload))
-        limits = {
+        limits: Limits = {
             "more_memory": most_tried_bytes(size) if self._is_limited else None,
             "seconds": _MOST_SECONDS + _SECONDS_PER_BYTE * size,
         }
+        stages = ["before it read"]
         try:
-            header, answer = library.ask({**request, **limits}, payload)
+            header, answer = library.call(
+                request, payload, limits, lambda _, stage: stages.append(_STAGES[stage])
+            )
         except WorkerDiedError as error:
-            stage = _STAGES.get(error.stage, "before it read")
-            raise CrashedError(
-                f"{library.title} {error} {stage} the model", where=self.where, fix=self.fix
-            ) from error
+            what = f"{library.title} {error} {stages[-1]} the model"
+            raise CrashedError(what, where=self.where, fix=self.fix) from error
         if header["status"] == "raised" and memory_error(RuntimeError(header["text"])):
             what = f"{library.title} is out of memory for the model: {header['text']}"
             raise CrashedError(what, where=self.where, fix=self.fix)
