@@ -13,8 +13,9 @@ import numpy as np
 
 from finecast.data.datasets import WHOLE, Batch, Dataset, Part
 from finecast.data.decoding import Decoding, DecodingSession
-from finecast.data.metrics import Metric, Score, Scored, Scoring, scored_outputs
+from finecast.data.metrics import Metric, Score, Scored, Scoring
 from finecast.data.samples import Indices
+from finecast.data.scored_outputs import scored_outputs
 from finecast.data.streams import Stream
 from finecast.engines.base import (
     Feeds,
