@@ -159,9 +159,8 @@ class Worker:
         self.lock = threading.Lock()
         self.child: _Child | None = None
         here = instead is not None and IN_WORKER.keys() <= os.environ.keys()
-        self.startable = (
-            bool(sys.executable) and not here and not getattr(sys, "frozen", False)
-        )
+        frozen = getattr(sys, "frozen", False)
+        self.startable = bool(sys.executable) and not (here or frozen)
         ref = weakref.ref(self)  # tests make workers that end before the process does
         atexit.register(lambda: (one := ref()) and one.end())
         if hasattr(os, "register_at_fork"):
