@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -369,8 +370,9 @@ def test_what_crashes_openvino_is_one_line(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 3), done.stderr
     if done.returncode:
-        assert done.stderr.startswith("error: ")
-        assert done.stderr.count("\n") == 1
+        *progress, error = done.stderr.splitlines()  # a busy machine takes 10 s and more
+        assert error.startswith("error: ")
+        assert all(re.fullmatch(r"converting: .*, after \d+ s", line) for line in progress)
         assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
     else:
         assert make is neural_ode
