@@ -37,7 +37,7 @@ from finecast.processes.memory import (
     most_loaded_bytes,
     most_tried_bytes,
 )
-from finecast.processes.worker import Answer, Limits, Telling, Worker, WorkerDiedError
+from finecast.processes.worker import Answer, Limits, Worker, WorkerDiedError
 
 MOST_BYTES: Final = 256 << 20
 """Of a model in memory that is sent as bytes. Larger ones are passed as a file."""
@@ -64,10 +64,7 @@ class TooLargeError(EngineError):
     """A model that this machine has not enough memory to load."""
 
 
-def _untried(
-    request: Mapping[str, Any], payload: bytes, tell_stage: Callable[[str], None]
-) -> Answer:
-    del request, payload, tell_stage
+def _untried(*_: object) -> Answer:
     return {"status": "untried"}, b""
 
 
@@ -81,17 +78,6 @@ class _Library:
         self.loaded: dict[str, str] = {}
         self.ran: dict[tuple[str, Shapes], str] = {}
         self.dropped: list[str] = []
-
-    def call(
-        self, request: Mapping[str, Any], payload: bytes, limits: Limits, tell: Telling
-    ) -> Answer:
-        """The process's answer; it drops models that are kept no longer.
-
-        Raises:
-            WorkerDiedError: If the process dies.
-        """
-        dropped, self.dropped = self.dropped, []
-        return self.worker.call({**request, "drop": dropped}, payload, limits, tell)
 
     def drop(self, key: str) -> None:
         """Keep a model no longer: by the next request.
@@ -290,15 +276,17 @@ class DryRun:
         return self.library in _LIMITED and on_cpu and [*providers] == [*_ON_CPU]
 
     def _ask(self, request: Mapping[str, Any], payload: bytes) -> Answer:
+        """The process's answer; it drops models that are kept no longer."""
         library = _workers[self.library]
-        size = request.get("bytes", len(payload))
+        request = {**request, "drop": library.dropped}
+        library.dropped, size = [], request.get("bytes", len(payload))
         limits: Limits = {
             "more_memory": most_tried_bytes(size) if self._is_limited else None,
             "seconds": _MOST_SECONDS + _SECONDS_PER_BYTE * size,
         }
         stages = ["before it read"]
         try:
-            header, answer = library.call(
+            header, answer = library.worker.call(
                 request, payload, limits, lambda _, stage: stages.append(_STAGES[stage])
             )
         except WorkerDiedError as error:

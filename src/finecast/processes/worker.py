@@ -45,8 +45,8 @@ class Limits(TypedDict, total=False):
     seconds: float
 
 
-def _nobody(kind: str, text: str) -> None:
-    del kind, text
+def _nobody(*_: object) -> None:
+    """Tell nobody."""
 
 
 class WorkerDiedError(Exception):
@@ -186,8 +186,7 @@ class Worker:
                 return child.call({**request, **(limits or {})}, payload, tell)
         if self.instead is None:
             raise WorkerDiedError("cannot be started")
-        answered = worker_process.answered(self.instead, request, payload, lambda *_: None)
-        return _of_living(answered)
+        return _of_living(worker_process.answered(self.instead, request, payload, _nobody))
 
     def warm_up(self) -> None:
         """Start the process unless it runs, without waiting for it."""
