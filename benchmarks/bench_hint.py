@@ -41,7 +41,7 @@ from benchmarks.hint_kernels import Compiled, kernels_of, low_only
 from benchmarks.hint_table import ERROR, KERNELS, SPEED, Row, TunedRow, write_tables
 from finecast import api
 from finecast.data.deviation import deviation
-from finecast.data.workload import FunctionWorkload, Run
+from finecast.data.function_workload import FunctionWorkload, Run
 from finecast.engines import get_engine
 from finecast.engines.base import Array, Feeds
 from finecast.measure.racing import ANCHOR, Effort, Race

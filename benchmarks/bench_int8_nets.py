@@ -45,7 +45,7 @@ from benchmarks.int8_table import (
     write_table,
 )
 from finecast import api
-from finecast.data.workload import Run
+from finecast.data.function_workload import Run
 from finecast.engines import get_engine
 from finecast.engines.integers import not_as_planned
 from finecast.errors import FinecastError

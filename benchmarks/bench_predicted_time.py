@@ -19,7 +19,7 @@ from typing import Final
 from benchmarks.bench_int8 import CASES, Case
 from benchmarks.common import report, skip
 from finecast import api
-from finecast.data.workload import FunctionWorkload
+from finecast.data.function_workload import FunctionWorkload
 from finecast.engines.base import Feeds, Session
 from finecast.measure.racing import Effort, Race
 from finecast.numbers.formats import Format

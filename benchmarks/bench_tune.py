@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.bench_minilm import feeds
 from benchmarks.common import report, shared_case, skip
 from finecast import api
-from finecast.data.workload import Run
+from finecast.data.function_workload import Run
 from finecast.engines.base import Array, Feeds
 
 

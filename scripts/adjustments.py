@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from finecast import api
-from finecast.data.workload import FunctionWorkload
+from finecast.data.function_workload import FunctionWorkload
 from finecast.engines.base import Feeds
 from finecast.measure.environment import cpu_label, environment
 from finecast.native.engine_subject import EngineSubject

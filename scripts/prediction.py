@@ -26,7 +26,8 @@ import numpy as np
 import onnx
 
 from finecast import api
-from finecast.data.workload import MOST_PROBED_ROWS, FunctionWorkload, probed, samples
+from finecast.data.function_workload import FunctionWorkload
+from finecast.data.workload import MOST_PROBED_ROWS, probed, samples
 from finecast.engines.base import Feeds
 from finecast.errors import EngineError
 from finecast.measure.environment import cpu_label, environment

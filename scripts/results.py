@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import shared_case
 from finecast import api
-from finecast.data.workload import Run
+from finecast.data.function_workload import Run
 from finecast.measure.environment import cpu_label, environment
 from finecast.tuning.result import Result
 from finecast_report.frontier import picture

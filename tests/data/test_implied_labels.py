@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from finecast.data.function_workload import FunctionWorkload
 from finecast.data.functions import metric_value
 from finecast.data.implied_labels import ImpliedLabels, implied_labels
 from finecast.data.metrics import Score, expected_loss, losses_at
 from finecast.data.samples import Floats, Indices
-from finecast.data.workload import FunctionWorkload
 from finecast.engines.base import Array, Feeds, Session, calls_of
 
 FOREVER = 1e6

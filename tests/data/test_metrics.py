@@ -19,9 +19,9 @@ from finecast.data.metrics import (
     Scored,
     Scoring,
     get_metric,
-    scored_outputs,
 )
 from finecast.data.samples import Outputs
+from finecast.data.scored_outputs import scored_outputs
 from finecast.engines.base import Array
 from finecast.errors import UsageError
 from finecast.planning.free_rows import FreeOutput

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -169,14 +171,14 @@ def test_each_model_is_tried_once(
     name: str, hostile: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    ask = Worker.ask
+    call = Worker.call
 
-    def count(self: Worker, request: dict[str, str], payload: bytes = b"") -> dry_run.Answer:
+    def count(self: Worker, request: dict[str, str], *rest: Any) -> dry_run.Answer:
         if request.get("call"):
             asked.append(request["call"])
-        return ask(self, request, payload)
+        return call(self, request, *rest)
 
-    monkeypatch.setattr(Worker, "ask", count)
+    monkeypatch.setattr(Worker, "call", count)
     sessions = [get_engine(name).load(NET.SerializeToString()) for _ in range(2)]
     for session in sessions * 2:
         assert list(session.run(FEEDS)) == ["y"]
@@ -222,10 +224,10 @@ def test_the_real_libraries_load_and_run_there(name: str) -> None:
     """What the other process is asked to do, it does: nothing is raised and ignored."""
     library = dry_run._workers[name]
     statuses: list[str] = []
-    ask = library.worker.ask
+    call = library.worker.call
 
-    def listen(request: dict[str, str], payload: bytes = b"") -> dry_run.Answer:
-        header, result = ask(request, payload)
+    def listen(request: dict[str, str], *rest: Any) -> dry_run.Answer:
+        header, result = call(request, *rest)
         statuses.append(header["status"])
         return header, result
 
@@ -236,7 +238,7 @@ net (float[n, 4] x, int64[n] i, bool[n, 1] c) => (float[n, 4] y)
     )
     made.doc_string = name  # not tried before
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library.worker, "ask", listen)
+        patch.setattr(library.worker, "call", listen)
         session = get_engine(name).load(made.SerializeToString())
         feeds = {"i": np.zeros(2, np.int64), "c": np.ones((2, 1), bool)}
         session.run(FEEDS | feeds)
@@ -368,8 +370,9 @@ def test_what_crashes_openvino_is_one_line(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 3), done.stderr
     if done.returncode:
-        assert done.stderr.startswith("error: ")
-        assert done.stderr.count("\n") == 1
+        *progress, error = done.stderr.splitlines()  # a busy machine takes 10 s and more
+        assert error.startswith("error: ")
+        assert all(re.fullmatch(r"converting: .*, after \d+ s", line) for line in progress)
         assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
     else:
         assert make is neural_ode

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +13,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 from finecast.engines import ONNX, installed, reading
 from finecast.errors import EngineError
+from finecast.measure import memory
 from finecast.measure.environment import environment, local_target
 from finecast.measure.memory import peak_memory, resident_peak_bytes
 
 ELEMENTS = 8_000_000
+ENDED = """
+import os, signal
+
+def answer(*asked):
+    os.write(2, b"a warning of the engine")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.mark.parametrize("engine", reading(ONNX))
@@ -48,11 +54,9 @@ def test_a_measurement_that_the_kernel_ends_names_the_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As where memory runs out; what the engine wrote before is not the reason.
-    ended = subprocess.CompletedProcess(
-        [], -signal.SIGKILL, stdout="", stderr="a warning of the engine\n"
-    )
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
-    with pytest.raises(EngineError, match="cannot measure memory: its process got SIGKILL"):
+    (tmp_path / "ended.py").write_text(ENDED)
+    monkeypatch.setattr(memory, "__file__", str(tmp_path / "ended.py"))
+    with pytest.raises(EngineError, match=r"memory: its process crashed \(SIGKILL\)"):
         peak_memory(tmp_path / "model.onnx", "onnxruntime", {})
 
 

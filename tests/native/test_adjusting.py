@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 
 from finecast import api
-from finecast.data.workload import Run, Workload
+from finecast.data.function_workload import Run
+from finecast.data.workload import Workload
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort, Race

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from finecast import api
-from finecast.data.workload import Run
+from finecast.data.function_workload import Run
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.native.engine_subject import EngineSubject
 from finecast.planning.biases import RULE

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import finecast
 from finecast import Policy, api
 from finecast.data.feeds import synthetic_feeds
-from finecast.data.workload import Run
+from finecast.data.function_workload import Run
 from finecast.diagnosis.difference import Side, difference
 from finecast.engines.base import Array
 from finecast.errors import FinecastError, ModelError, UsageError

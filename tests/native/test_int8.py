@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from finecast import api
-from finecast.data.workload import FunctionWorkload
+from finecast.data.function_workload import FunctionWorkload
 from finecast.engines.base import Feeds, KernelFormats, KernelTime
 from finecast.engines.integers import not_as_planned
 from finecast.engines.openvino import OpenVinoEngine

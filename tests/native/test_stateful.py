@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import finecast
 from finecast import api, cli
-from finecast.data.workload import FunctionWorkload, Run
+from finecast.data.function_workload import FunctionWorkload, Run
 from finecast.engines.base import Array, Feeds, Steps, outputs_of_calls
 from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, ExitCode

@@ -76,21 +76,21 @@ def test_convert_compiles_each_model_once_and_in_another_process(
     openvino = pytest.importorskip("openvino")
     here: list[object] = []
     there: list[str] = []
-    compile_model, ask = openvino.Core.compile_model, Worker.ask
+    compile_model, call = openvino.Core.compile_model, Worker.call
 
     def counted(core: Any, model: Any, *given: Any) -> Any:
         here.append(model)
         return compile_model(core, model, *given)
 
-    def listen(self: Worker, request: dict[str, Any], payload: bytes = b"") -> Any:
+    def listen(self: Worker, request: dict[str, Any], *rest: Any) -> Any:
         if request.get("call") == "run" or request.get("settings", {}).get("compile"):
             there.append(request["call"])
-        return ask(self, request, payload)
+        return call(self, request, *rest)
 
     policy, model = "all:bf16", net(tmp_path, suffix)
     finecast.convert(model, policy=policy)  # asks what the engine has
     monkeypatch.setattr(openvino.Core, "compile_model", counted)
-    monkeypatch.setattr(Worker, "ask", listen)
+    monkeypatch.setattr(Worker, "call", listen)
     done = finecast.convert(model, tmp_path / f"low{suffix}", policy)
     assert done.verified.engine == "openvino"
     assert here == []

@@ -17,7 +17,7 @@ import sys
 from finecast.processes.worker import Worker
 worker = Worker(sys.argv[1], instead=None)
 print(worker.start().process.pid, flush=True)
-worker.ask({}, tell=lambda status, text: print(text, flush=True))
+worker.call({}, tell=lambda status, text: print(text, flush=True))
 """
 SLEEPS = """
 import subprocess, sys, time

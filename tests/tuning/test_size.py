@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from finecast.data.workload import Run
+from finecast.data.function_workload import Run
 from finecast.engines import get_engine
 from finecast.errors import UsageError
 from finecast.numbers.formats import Format

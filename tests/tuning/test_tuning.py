@@ -17,9 +17,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from finecast.data.criterion import Criterion, CriterionKind
+from finecast.data.function_workload import EvalFunction, Run
 from finecast.data.options import DataOptions
 from finecast.data.sources import workload_of
-from finecast.data.workload import EvalFunction, Run
 from finecast.engines import get_engine
 from finecast.engines.base import Array, Capability, Engine, Feeds, KernelTime, Session
 from finecast.errors import EngineError, ModelError, UsageError

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from finecast.calls import checks
+from finecast.data.function_workload import EvalFunction
 from finecast.data.functions import load_function
 from finecast.data.metrics import Metric, get_metric
-from finecast.data.workload import CalibrationFunction, EvalFunction
+from finecast.data.workload import CalibrationFunction
 from finecast.errors import UsageError
 from finecast.naming import Option, assignments, convert_options, spelled
 

@@ -14,6 +14,7 @@ import numpy as np
 from finecast.data.datasets import Dataset
 from finecast.data.decoding import Decoding, advice_on_whole
 from finecast.data.feeds import check_dims, check_sizes, synthetic_feeds
+from finecast.data.function_workload import FunctionWorkload
 from finecast.data.input_ranges import Range
 from finecast.data.kinds import Needed, kind_of, refuse_cut
 from finecast.data.metrics import get_metric
@@ -25,7 +26,6 @@ from finecast.data.workload import (
     CalibrationFunction,
     CallsFunction,
     DataWorkload,
-    FunctionWorkload,
     Workload,
     whole_batch,
 )

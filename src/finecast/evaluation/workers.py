@@ -185,7 +185,7 @@ class LocalWorker(WorkerProcess):
 
     def relay(self, request: Mapping[str, Any], payload: bytes, tell: Telling) -> Answer:
         """Its answer; raises WorkerDiedError."""
-        return self._worker.ask(request, payload, tell)
+        return self._worker.call(request, payload, tell=tell)
 
     @property
     def is_running(self) -> bool:

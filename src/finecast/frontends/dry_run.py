@@ -37,7 +37,7 @@ from finecast.processes.memory import (
     most_loaded_bytes,
     most_tried_bytes,
 )
-from finecast.processes.worker import Answer, Worker, WorkerDiedError
+from finecast.processes.worker import Answer, Limits, Worker, WorkerDiedError
 
 MOST_BYTES: Final = 256 << 20
 """Of a model in memory that is sent as bytes. Larger ones are passed as a file."""
@@ -64,10 +64,7 @@ class TooLargeError(EngineError):
     """A model that this machine has not enough memory to load."""
 
 
-def _untried(
-    request: Mapping[str, Any], payload: bytes, tell_stage: Callable[[str], None]
-) -> Answer:
-    del request, payload, tell_stage
+def _untried(*_: object) -> Answer:
     return {"status": "untried"}, b""
 
 
@@ -81,15 +78,6 @@ class _Library:
         self.loaded: dict[str, str] = {}
         self.ran: dict[tuple[str, Shapes], str] = {}
         self.dropped: list[str] = []
-
-    def ask(self, request: Mapping[str, Any], payload: bytes = b"") -> Answer:
-        """The process's answer; it drops models that are kept no longer.
-
-        Raises:
-            WorkerDiedError: If the process dies.
-        """
-        dropped, self.dropped = self.dropped, []
-        return self.worker.ask({**request, "drop": dropped}, payload)
 
     def drop(self, key: str) -> None:
         """Keep a model no longer: by the next request.
@@ -288,19 +276,22 @@ class DryRun:
         return self.library in _LIMITED and on_cpu and [*providers] == [*_ON_CPU]
 
     def _ask(self, request: Mapping[str, Any], payload: bytes) -> Answer:
+        """The process's answer; it drops models that are kept no longer."""
         library = _workers[self.library]
-        size = request.get("bytes", len(payload))
-        limits = {
+        request = {**request, "drop": library.dropped}
+        library.dropped, size = [], request.get("bytes", len(payload))
+        limits: Limits = {
             "more_memory": most_tried_bytes(size) if self._is_limited else None,
             "seconds": _MOST_SECONDS + _SECONDS_PER_BYTE * size,
         }
+        stages = ["before it read"]
         try:
-            header, answer = library.ask({**request, **limits}, payload)
+            header, answer = library.worker.call(
+                request, payload, limits, lambda _, stage: stages.append(_STAGES[stage])
+            )
         except WorkerDiedError as error:
-            stage = _STAGES.get(error.stage, "before it read")
-            raise CrashedError(
-                f"{library.title} {error} {stage} the model", where=self.where, fix=self.fix
-            ) from error
+            what = f"{library.title} {error} {stages[-1]} the model"
+            raise CrashedError(what, where=self.where, fix=self.fix) from error
         if header["status"] == "raised" and memory_error(RuntimeError(header["text"])):
             what = f"{library.title} is out of memory for the model: {header['text']}"
             raise CrashedError(what, where=self.where, fix=self.fix)

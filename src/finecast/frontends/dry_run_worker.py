@@ -366,7 +366,7 @@ class _Served:
     def answer(
         self, request: Mapping[str, Any], payload: bytes, tell_stage: _Stage
     ) -> tuple[dict[str, Any], bytes]:
-        """Do what ``request`` calls for. Never raises."""
+        """Do what ``request`` calls for; raises what the library raises."""
         self.stages[:] = [tell_stage]
         for key in request["drop"]:
             if (kept := self.kept.pop(key, None)) is not None:
@@ -374,8 +374,8 @@ class _Served:
         calls = {"load": self.load, "keep": self.keep, "run": self.run}
         try:
             return calls[request["call"]](request, payload)
-        except Exception as error:  # whatever a library raises
-            return {"status": "raised", "text": str(error)}, b""
+        except MemoryError as error:  # the caller reads its text, as that of other errors
+            raise RuntimeError(str(error)) from error
 
     def load(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Load a model and hold it, if it is not too large."""

@@ -115,14 +115,17 @@ def _what(error: BaseException) -> str:
 
 def _reached_limit() -> int:
     """The limit in bytes of this process's addresses if it came near to that, else 0."""
-    limit, peak = _limit(), 0
-    if not limit:
-        return 0
+    limit = _limit()
+    return limit if limit and status_bytes("VmPeak") > limit - _LARGEST_STEP else 0
+
+
+def status_bytes(name: str) -> int:
+    """An amount of memory that Linux states of this process; 0 where the system does not."""
     with suppress(OSError, ValueError):
         for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmPeak:"):
-                peak = int(line.split()[1]) << 10
-    return limit if peak > limit - _LARGEST_STEP else 0
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) << 10
+    return 0
 
 
 def _limit() -> int:

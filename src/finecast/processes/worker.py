@@ -1,6 +1,7 @@
-"""A process of its own for code in C++ that may crash: requests go to it by pipes.
+"""The one supervisor of processes: code in C++ that may crash is called in one of its own.
 
-``worker_process`` is that process. What kills it raises one clear error here.
+``worker_process`` is that process, and calls go to it by pipes. How it is started, what a call
+may take, and how it ended are said here for all of them: what kills it raises one clear error.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -17,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypedDict
 
 from finecast.processes import worker_process
 
@@ -25,14 +27,9 @@ _LOG = logging.getLogger(__name__)
 
 Answer: TypeAlias = tuple[Mapping[str, Any], bytes]
 """A header with a ``status``, and a payload."""
-
-
-Answering: TypeAlias = Callable[
-    [Mapping[str, Any], bytes, Callable[..., None]], tuple[Mapping[str, Any], bytes]
-]
+Answering: TypeAlias = Callable[[Mapping[str, Any], bytes, Callable[..., None]], Answer]
 Telling: TypeAlias = Callable[[str, str], None]
-"""Gets the status and the text of what a process tells before its answer."""
-_ON_THE_WAY: Final = frozenset({"stage", "stdout", "stderr"})
+"""Gets what a process tells before its answer: a kind, as ``stdout``, and a text."""
 _EXITS_S: Final = 1.0
 # numpy's threads would only take memory.
 _ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}
@@ -40,16 +37,20 @@ IN_WORKER: Final = {"FINECAST_IN_WORKER": "1"}
 """Set in a process that may crash itself: it starts no further ones against crashes."""
 
 
-def _nobody(status: str, text: str) -> None:
-    del status, text
+class Limits(TypedDict, total=False):
+    """What a call may take; ``worker_process.serve`` says how the process holds to it."""
+
+    memory: float
+    more_memory: float | None
+    seconds: float
+
+
+def _nobody(*_: object) -> None:
+    """Tell nobody."""
 
 
 class WorkerDiedError(Exception):
-    """The process died at a request; the text says how, ``stage`` what it was doing."""
-
-    def __init__(self, text: str, stage: str = "") -> None:
-        super().__init__(text)
-        self.stage = stage
+    """The process died at a call; the text says how."""
 
 
 class _Child:
@@ -72,33 +73,36 @@ class _Child:
         )
         self.pipes: tuple[Any, Any] = (self.process.stdin, self.process.stdout)
         self.ready = False
-        self.stage = ""
 
-    def ask(self, request: Mapping[str, Any], payload: bytes, tell: Telling) -> Answer:
-        """The answer to a request; ``tell`` gets what is told on the way, but stages.
+    def call(self, request: Mapping[str, Any], payload: bytes, tell: Telling) -> Answer:
+        """The answer to a request; ``tell`` gets what is told on the way.
 
-        On any error the process is ended: the next request would read the rest of an answer.
+        On any error the process is ended: the next call would read the rest of an answer, and
+        one that is out of memory may not free what it took.
+
+        Raises:
+            WorkerDiedError: If it dies.
         """
-        self.stage = ""
+        start, limit_s = time.monotonic(), request.get("seconds", math.inf)
         try:
             stdin = self.pipes[0]
             stdin.write(json.dumps({**request, "size": len(payload)}).encode() + b"\n")
             stdin.write(payload)
             stdin.flush()
-            while (header := (answer := self.receive())[0])["status"] in _ON_THE_WAY:
-                if header["status"] == "stage":
-                    self.stage = header["text"]
-                else:
-                    tell(header["status"], header["text"])
-        except EOFError:
+            while "tells" in (answer := self.receive())[0]:
+                tell(answer[0]["tells"], answer[0]["text"])
+            return _of_living(answer)
+        except (OSError, EOFError) as error:
             with suppress(subprocess.TimeoutExpired):  # its exit status tells how it died
                 self.process.wait(_EXITS_S)
             self.end()
-            raise
+            crashed = time.monotonic() - start < limit_s
+            status = _named(self.process.returncode)
+            text = f"crashed ({status})" if crashed else f"did not end in {limit_s:.0f} s"
+            raise WorkerDiedError(text) from error
         except BaseException:
             self.end()
             raise
-        return answer
 
     def receive(self) -> Answer:
         """The next message of the process; raises EOFError if it ended."""
@@ -137,7 +141,8 @@ class Worker:
     Args:
         file: The Python file that answers there, as ``worker_process`` says.
         arguments: What stands behind the file in the process's ``sys.argv``.
-        instead: What answers in this process where no other one can be started.
+        instead: What answers in this process where no other one can be started, or where this
+            one may crash itself; None for work that is done in another one alone.
         environment: Variables that differ from those of this process.
     """
 
@@ -145,7 +150,7 @@ class Worker:
         self,
         file: str,
         *arguments: str,
-        instead: Answering,
+        instead: Answering | None,
         environment: Mapping[str, str] = _ONE_THREAD,
     ) -> None:
         self.instead = instead
@@ -153,20 +158,24 @@ class Worker:
         self.environment = environment
         self.lock = threading.Lock()
         self.child: _Child | None = None
-        frozen = getattr(sys, "frozen", False) or IN_WORKER.keys() <= os.environ.keys()
-        self.startable = bool(sys.executable) and not frozen
+        here = instead is not None and IN_WORKER.keys() <= os.environ.keys()
+        frozen = getattr(sys, "frozen", False)
+        self.startable = bool(sys.executable) and not (here or frozen)
         ref = weakref.ref(self)  # tests make workers that end before the process does
         atexit.register(lambda: (one := ref()) and one.end())
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=lambda: (one := ref()) and one.forget())
 
-    def ask(
-        self, request: Mapping[str, Any], payload: bytes = b"", tell: Telling = _nobody
+    def call(
+        self,
+        request: Mapping[str, Any],
+        payload: bytes = b"",
+        limits: Limits | None = None,
+        tell: Telling = _nobody,
     ) -> Answer:
         """The process's answer, or that of ``instead`` if no process can be started.
 
-        A request may have a limit of time, ``seconds``, which the process holds itself to.
-        What the process prints is told as it comes, as ``stdout`` or ``stderr``.
+        The status ``raised`` comes with the ``kind`` and ``text`` of an error of the file.
 
         Raises:
             WorkerDiedError: If the process dies.
@@ -174,11 +183,10 @@ class Worker:
         with self.lock:
             child = self.serving()
             if child is not None:
-                return _asked(child, request, payload, tell)
-        header, result = self.instead(request, payload, lambda *_: None)
-        if header["status"] == "died":
-            raise WorkerDiedError(header["text"])
-        return header, result
+                return child.call({**request, **(limits or {})}, payload, tell)
+        if self.instead is None:
+            raise WorkerDiedError("cannot be started")
+        return _of_living(worker_process.answered(self.instead, request, payload, _nobody))
 
     def warm_up(self) -> None:
         """Start the process unless it runs, without waiting for it."""
@@ -226,21 +234,11 @@ class Worker:
         self.child, self.lock = None, threading.Lock()
 
 
-def _asked(child: _Child, request: Mapping[str, Any], payload: bytes, tell: Telling) -> Answer:
-    start = time.monotonic()
-    try:
-        header, result = child.ask(request, payload, tell)
-    except (OSError, EOFError) as error:
-        limit_s = request.get("seconds")
-        if limit_s is None or time.monotonic() - start < limit_s:
-            text = f"crashed ({_named(child.process.returncode)})"
-        else:
-            text = f"did not end in {limit_s:.0f} s"
-        raise WorkerDiedError(text, child.stage) from error
-    if header["status"] == "died":  # out of memory: the process may not free what it took
-        child.end()
-        raise WorkerDiedError(header["text"], child.stage)
-    return header, result
+def _of_living(answer: Answer) -> Answer:
+    """An answer; raises WorkerDiedError if the process that gave it is of no more use."""
+    if answer[0]["status"] == "died":
+        raise WorkerDiedError(answer[0]["text"])
+    return answer
 
 
 def _named(status: int) -> str:

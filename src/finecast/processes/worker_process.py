@@ -2,7 +2,7 @@
 
 It is run as ``python worker_process.py FILE ARGUMENT...`` and imports nothing of finecast, so
 that it starts as fast as what FILE imports. FILE defines
-``answer(request, payload, tell_stage)``, which returns a header and a payload.
+``answer(request, payload, tell)``, which returns a header and a payload, or raises an error.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def serve(answer: Callable[..., Any], requests: Requests, target: BinaryIO) -> N
     A request is a line of JSON, then a payload, of as many bytes as the line has as ``size``.
     The line may have limits: ``memory`` in bytes beyond what the process took as it started,
     or ``more_memory`` beyond what it takes now, None for no limit; and ``seconds``. An answer
-    has the same form, with a ``status``. Before it there may be messages that are told on the
-    way: of the status ``stage``, or another that the caller knows.
+    has the same form, with a ``status``. Before it there may be messages of what FILE tells on
+    the way: a text, and as ``tells`` its kind.
     """
     limit_memory, idle = _memory_limit(), _address_bytes()
     send = _sender(target)
@@ -54,14 +54,24 @@ def serve(answer: Callable[..., Any], requests: Requests, target: BinaryIO) -> N
             # A thread in C, so it ends even a call that never returns to Python, and after
             # the calling process is gone.
             faulthandler.dump_traceback_later(request["seconds"], exit=True, file=2)
-        header, result = answer(request, payload, partial(_tell, send))
+        header, result = answered(answer, request, payload, partial(_tell, send))
         faulthandler.cancel_dump_traceback_later()
         send(header, result)
 
 
-def _tell(send: Callable[..., None], text: str, status: str = "stage") -> None:
+def answered(answer: Callable[..., Any], *asked: Any) -> tuple[Mapping[str, Any], bytes]:
+    """What ``answer`` returns, or an answer that says what it raised."""
+    try:
+        return answer(*asked)
+    except MemoryError:
+        return {"status": "died", "text": "ran out of memory"}, b""
+    except Exception as error:  # whatever C++ throws; its text goes to the caller
+        return {"status": "raised", "kind": type(error).__name__, "text": str(error)}, b""
+
+
+def _tell(send: Callable[..., None], text: str, kind: str = "stage") -> None:
     """Tell a text before the answer."""
-    send({"status": status, "text": text})
+    send({"tells": kind, "text": text})
 
 
 def _read(source: BinaryIO, requests: Requests) -> None:
@@ -143,6 +153,7 @@ def main() -> None:
     assert stated is not None
     assert stated.loader is not None
     served = importlib.util.module_from_spec(stated)
+    sys.modules[stated.name] = served  # where a dataclass looks for its module
     stated.loader.exec_module(served)
     serve(served.answer, requests, target)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from finecast import api
+from finecast.data.function_workload import Run
 from finecast.data.sources import workload_of
-from finecast.data.workload import Run
 from finecast.devices.emulation import explicit_casts
 from finecast.engines import get_engine
 from finecast.engines.emulator import EmulatorEngine

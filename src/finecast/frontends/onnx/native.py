@@ -21,7 +21,7 @@ import onnx_ir as ir
 from finecast.errors import ModelError
 from finecast.frontends.onnx import native_worker
 from finecast.frontends.onnx.constants import shape_of
-from finecast.processes.worker import Worker, WorkerDiedError
+from finecast.processes.worker import Limits, Worker, WorkerDiedError
 
 _TITLES: Final = {
     "infer": "shape inference",
@@ -48,8 +48,8 @@ class Bounds:
     seconds: float = 20.0
     seconds_per_byte: float = 10e-6
 
-    def of(self, size: int) -> dict[str, float]:
-        """The limits for an input of ``size`` bytes, as ``native_worker.serve`` takes them."""
+    def of(self, size: int) -> Limits:
+        """The limits for an input of ``size`` bytes."""
         return {
             "memory": self.memory + self.memory_per_byte * size,
             "seconds": self.seconds + self.seconds_per_byte * size,
@@ -80,8 +80,8 @@ def transform(
         PassDiedError: If it crashes, takes too much memory or does not end in time.
     """
     message = model.SerializeToString()
-    bounds = OF_MESSAGES.of(len(message))
-    return onnx.ModelProto.FromString(_run(name, message, options, bounds))
+    limits = OF_MESSAGES.of(len(message))
+    return onnx.ModelProto.FromString(_run(name, message, options, limits))
 
 
 def check(path: Path) -> None:
@@ -91,8 +91,8 @@ def check(path: Path) -> None:
         PassError, PassDiedError: As ``transform``.
         OSError: If there is no such file.
     """
-    bounds = OF_FILES.of(path.stat().st_size)
-    _run("check", os.fsencode(path.absolute()), {}, bounds)
+    limits = OF_FILES.of(path.stat().st_size)
+    _run("check", os.fsencode(path.absolute()), {}, limits)
 
 
 def warm_up() -> None:
@@ -100,18 +100,15 @@ def warm_up() -> None:
     _worker.warm_up()
 
 
-def _run(
-    name: str, payload: bytes, options: Mapping[str, int], bounds: Mapping[str, float]
-) -> bytes:
+def _run(name: str, payload: bytes, options: Mapping[str, int], limits: Limits) -> bytes:
     try:
-        request = {"pass": name, "options": options, **bounds}
-        header, result = _worker.ask(request, payload)
+        header, result = _worker.call({"pass": name, "options": options}, payload, limits)
     except WorkerDiedError as error:
         raise PassDiedError(
             f"onnx's {_TITLES[name]} {error} on the model", fix=_FIX
         ) from error
     if header["status"] == "raised":
-        raise PassError(header["text"])
+        raise PassError(next(iter(header["text"].strip().splitlines()), header["kind"]))
     return result
 
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from finecast.data.function_workload import JudgedByFunction
 from finecast.data.functions import (
     OtherCallError,
     Recording,
@@ -27,7 +28,6 @@ from finecast.data.functions import (
 )
 from finecast.data.implied_labels import implied_labels, seconds_for
 from finecast.data.metrics import Score
-from finecast.data.workload import JudgedByFunction
 from finecast.engines.base import Array, Feeds, Session
 from finecast.engines.exact import CachedSession
 from finecast.engines.torch.session import ModuleSession, ProgramSignature
