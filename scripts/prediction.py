@@ -162,8 +162,7 @@ class Measured:
             calibrate=lambda: calibration,
             remembered=self.others,
         )
-        inputs = self.subject.reference.inputs
-        self.more = probed(calibration, inputs, MOST_PROBED_ROWS)
+        self.more = probed(calibration, self.subject.reference, MOST_PROBED_ROWS)
 
     def figures(self, text: str, count: int) -> Iterator[Figure]:
         """The figures of one policy's plans."""

@@ -32,9 +32,12 @@ from finecast.tuning.search import Candidate, undecided
 
 # The expected logarithm of a ratio of costs for which a plan is measured: .4% of a call.
 _WORTH: Final = 0.004
-# Evaluations after which the search ends where one plan passed, and where none did.
+# Evaluations that are enough where one plan passed, and where none did. After these a plan has
+# to be worth 5%, and after two more the search ends.
 _TRIALS: Final = 3
 _TRIALS_WITHOUT: Final = 5
+_MORE_TRIALS: Final = 2
+_MUCH_WORTH: Final = 0.05
 # Chances to pass of the plans that are proposed after each evaluation.
 _CHANCES: Final = (0.9, 0.75, 0.5, 0.25)
 # Half an interval of a race in standard errors.
@@ -197,11 +200,15 @@ class Loop:
         goal = trials.budget.goal
         if not trials.may_go_on():
             return False
-        passed = self.best is not None
-        if goal.first_is_enough and passed:
+        if goal.first_is_enough and self.best is not None:
             return False
-        most = _TRIALS if passed else _TRIALS_WITHOUT
-        return goal.goes_on or len(trials.tried) < most + self.more_trials
+        return goal.goes_on or self._trials_left > -_MORE_TRIALS
+
+    @property
+    def _trials_left(self) -> int:
+        """How many evaluations are left until enough plans were tried; below 0: too many."""
+        most = _TRIALS_WITHOUT if self.best is None else _TRIALS
+        return most + self.more_trials - len(self.models.trials.tried)
 
     def _next(self) -> Proposal | None:
         """The plan to measure next; None if none is worth it."""
@@ -250,7 +257,9 @@ class Loop:
     @property
     def _worth(self) -> float:
         """The expected gain for which a plan is measured; within a budget, any."""
-        return 1e-6 if self.models.trials.budget.goal.goes_on else _WORTH
+        if self.models.trials.budget.goal.goes_on:
+            return 1e-6
+        return _WORTH if self._trials_left > 0 else _MUCH_WORTH
 
     @property
     def _log_limit(self) -> float:
