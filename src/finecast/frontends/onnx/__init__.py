@@ -264,6 +264,16 @@ def prepare(file: OnnxFile, policy: Policy, *, own: bool = False) -> Prepared:
         return replace(prepared, own_nodes=names, policy=policy.label)
 
 
+def inlined(file: OnnxFile) -> OnnxFile:
+    """The model with its local functions inlined, as plans that lower ops see it."""
+    if not file.model.functions:
+        return file
+    with _guarded(file), paused_collection():
+        model = file.model.clone()
+        name_nodes(model)
+        return replace(file, model=inline_functions(model), message=None)
+
+
 def _opened(file: OnnxFile, policy: str, *, own: bool = False) -> ir.Model:
     """The model, a copy unless it is the caller's ``own``, with unique names of nodes.
 
