@@ -25,6 +25,7 @@ from finecast.frontends.onnx.opset import (
     raise_opset,
     stated_for_engines,
 )
+from finecast.frontends.onnx.types import infer
 from tests.frontends.tools import parse, tensor
 
 RNG = np.random.default_rng(0)
@@ -199,3 +200,23 @@ def test_a_model_of_an_old_opset_and_a_free_batch_is_converted(tmp_path: Path) -
     onnx.save(parse(text, opset=6), tmp_path / "net.onnx")
     done = finecast.convert(tmp_path / "net.onnx", tmp_path / "low.onnx", "all:bf16")
     assert [d.format.label for d in done.plan.decisions] == ["bf16"]
+
+
+@pytest.mark.parametrize("split", ["one", ""], ids=["with sizes", "without"])
+@pytest.mark.parametrize("raised", [False, True])
+def test_parts_that_lose_an_axis_are_stated_with_no_wrong_shape(
+    split: str, raised: bool
+) -> None:
+    """PyTorch's older exporter writes ``unbind`` so; ONNX Runtime fails by a wrong shape."""
+    text = (
+        "net (float[4,8] x) => (float[n] y) <int64 one = {1}, int64 i = {2}> {"
+        f" s = SplitToSequence<axis = 1, keepdims = 0>(x, {split})\n p = SequenceAt(s, i)"
+        "\n y = Relu(p) }"
+    )
+    model = ir.from_proto(parse(text.replace("(x, )", "(x)"), opset=17))
+    if raised:
+        model = raise_opset(model, 20)
+    infer(model, shapes=True)
+    ranks = {v.name: len(v.shape) for n in model.graph for v in n.outputs if v.shape}
+    assert ranks.get("p", 1) == 1
+    assert ranks["y"] == 1

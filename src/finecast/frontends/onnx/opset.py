@@ -134,6 +134,12 @@ _BROADCAST: Final = frozenset(
 _OLD_ATTRIBUTES: Final = ("axis", "broadcast", "consumed_inputs")
 
 
+def _loses_axis(node: ir.Node) -> bool:
+    """Whether onnx states other shapes behind it than engines compute (``types``)."""
+    sized = node.op_type == "SplitToSequence" and len(node.inputs) > 1
+    return sized and not node.domain and not node.attributes.get_int("keepdims", 1)
+
+
 def _broadcasts(node: ir.Node) -> bool:
     return node.op_type in _BROADCAST and not node.domain
 
@@ -187,6 +193,7 @@ def _converted(model: ir.Model, version: int) -> ir.Model:
     hidden = list(over_last_axis(model, own))
     if own < TRAINING_STATED_FROM:
         hidden += filter(trains, model.graph.all_nodes())
+    hidden += filter(_loses_axis, model.graph.all_nodes())
     if own < _BY_SHAPES_FROM:
         hidden += filter(_broadcasts, model.graph.all_nodes())
     domains = [node.domain for node in hidden]
