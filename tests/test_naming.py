@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from finecast.errors import UsageError
-from finecast.naming import close_names, kind_of, look_up, switch, unknown_name
+from finecast.naming import close_names, kind_of, look_up, percent, switch, unknown_name
 from finecast.numbers.formats import Format
 
 
@@ -77,3 +78,11 @@ def test_what_a_value_is_has_its_article() -> None:
     assert [kind_of(value) for value in (object(), 1, {}, 1.5)] == [
         *("an object", "an int", "a dict", "a float"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.025, "2.5%"), (12.5, "1,250%"), (7.7e26, "over 1,000,000%"), (np.inf, "inf")],
+)
+def test_shares_of_which_no_digit_counts_are_bounded(share: float, text: str) -> None:
+    assert percent(share) == text

@@ -84,10 +84,18 @@ _LARGEST_PLAIN: Final = 1e9
 """Figures from here on have an exponent: nobody counts so many digits."""
 
 
+_LARGEST_SHARE: Final = 1e4
+
+
 def percent(share: float, digits: int = 3) -> str:
-    """``2.5%`` for .025, with so many digits; ``inf`` and ``nan`` as they are."""
+    """``2.5%`` for .025, with so many digits; ``inf`` and ``nan`` as they are.
+
+    Of an error that is so many times the value, as of numbers of nothing, no digit counts.
+    """
     if not math.isfinite(share):
         return f"{share}"
+    if abs(share) > _LARGEST_SHARE:
+        return f"over {100 * math.copysign(_LARGEST_SHARE, share):,.0f}%"
     large = abs(share) >= 10.0 ** (digits - 2)  # more digits rather than 4e+02
     return f"{100 * share:,.0f}%" if large else f"{100 * share:.{digits}g}%"
 

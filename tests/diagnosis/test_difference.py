@@ -279,3 +279,94 @@ def test_a_plan_is_not_of_a_model_with_another_op(tmp_path: Path) -> None:
     (told,) = applied.warnings
     assert "of another version of the model" in told
     assert f"written as other ops: 1 ({replaced.name})" in told
+
+
+WIRED = """
+<ir_version: 9, opset_import: ["" : 20, "own" : 1]>
+net (float[4,8] x, float[4,8] z) => (float[4,8] y, float[4,8] other)
+<float[8,8] w = {W}, float[8,8] v = {W}> {
+  [first] a = MatMul(x, w)
+  [act] b = Relu(a)
+  [second] c = MatMul(b, v)
+  [last] d = Sigmoid(c)
+  [residual] e = Sub(d, b)
+  [halves] f, g = Split<axis = 1, num_outputs = 2>(e)
+  [gate] h = Sub(f, g)
+  [both] y = Concat<axis = 1>(h, h)
+  [own] other = own.Step(b, z)
+}
+<domain: "own", opset_import: ["" : 20]> Step (p, q) => (r) {
+  [inner] s = Tanh(p)
+  [difference] r = Sub(s, q)
+}
+"""
+
+
+def wired(path: Path, old: str = "", new: str = "") -> Path:
+    text = WIRED.replace("{W}", f"{{{', '.join(f'{x:.3f}' for x in WEIGHT.ravel())}}}")
+    assert old in text
+    onnx.save(onnx.parser.parse_model(text.replace(old, new)), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "op", "change"),
+    [
+        ("Sub(d, b)", "Sub(d, a)", "residual", Change.INPUTS),
+        ("Sub(d, b)", "Sub(b, d)", "residual", Change.INPUTS),
+        ("Sub(f, g)", "Sub(g, f)", "gate", Change.INPUTS),
+        ("Step(b, z)", "Step(b, x)", "difference", Change.INPUTS),
+        ("s = Tanh(p)", "s = Relu(p)", "inner", Change.RESTATED),
+        ("Concat<axis = 1>", "Concat<axis = -1>", "both", Change.ATTRIBUTES),
+    ],
+)
+def test_other_inputs_of_an_op_are_seen(
+    tmp_path: Path, old: str, new: str, op: str, change: Change
+) -> None:
+    """Also those of ops in local functions, and in another order."""
+    found = finecast.diff(
+        wired(tmp_path / "before.onnx"), wired(tmp_path / "after.onnx", old, new)
+    )
+    (changed,) = found.changed
+    assert changed.shown.node.removesuffix("__1") == op  # inlined nodes are numbered
+    assert changed.changes == (change,)
+    same = wired(tmp_path / "same.onnx", "MatMul(b, v)", "MatMul(b, v)")
+    assert "nothing differs" in repr(finecast.diff(tmp_path / "before.onnx", same))
+
+
+def test_an_output_of_another_op_is_seen(tmp_path: Path) -> None:
+    ports = "net (float[8] x) => (float[8] y, float[8] z)"
+    bodies = {
+        "before": "[a] y = Relu(x)\n[b] z = Tanh(y)",
+        "after": "[a] z = Relu(x)\n[b] y = Tanh(z)",
+    }
+    for name, body in bodies.items():
+        model = onnx.parser.parse_model(
+            f'<ir_version: 9, opset_import: ["" : 20]> {ports} {{{body}}}'
+        )
+        onnx.save(model, tmp_path / f"{name}.onnx")
+    found = finecast.diff(tmp_path / "before.onnx", tmp_path / "after.onnx")
+    assert found.declared == tuple(
+        f"output {name!r} is the result of another op" for name in "yz"
+    )
+    assert "nothing differs" not in repr(found)
+
+
+@pytest.mark.parametrize("to", ["Or", "Xor"])
+def test_attributes_of_ops_without_float_types_are_seen(tmp_path: Path, to: str) -> None:
+    ports = "net (float[8] x, float[8] z) => (float[8] y)"
+    body = """{
+      [a] p = Greater(x, z)
+      [b] q = Less(x, z)
+      [c] r = And(p, q)
+      [d] y = Where(r, x, z)
+    }"""
+    paths = []
+    for name, text in (("before", body), ("after", body.replace("And", to))):
+        model = onnx.parser.parse_model(
+            f'<ir_version: 9, opset_import: ["" : 20]> {ports} {text}'
+        )
+        onnx.save(model, tmp_path / f"{name}.onnx")
+        paths.append(tmp_path / f"{name}.onnx")
+    (changed,) = finecast.diff(*paths).changed
+    assert (changed.shown.node, changed.changes) == ("c", (Change.ATTRIBUTES,))

@@ -44,6 +44,15 @@ NETS = {
         14,
         f"{RECURRENT}> {{ y = LSTM<hidden_size = 3, layout = 1>(x, w, r)",
     ),
+    "lengths": (
+        "openvino-sequence-lengths",
+        14,
+        (
+            "float[3,N,2] x, int32[N] n) => (float[a,b,c,d] y)"
+            " <float[1,12,2] w = {W}, float[1,12,3] r = {R}>"
+            " { y = LSTM<hidden_size = 3>(x, w, r, , n)"
+        ),
+    ),
     "peepholes": (
         "openvino-lstm-peepholes",
         14,
@@ -111,9 +120,11 @@ def net(kind: str) -> tuple[str, onnx.ModelProto, dict[str, Any]]:
         text = text.replace(f"{{{name}}}", f"{{{numbers}}}")
     model = parse(f"net ({text} }}", opset=opset)
     model.ir_version = min(model.ir_version, 13)
-    shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    # A free size is that of two sequences, of which the first ends early.
+    shape = [d.dim_value or 2 for d in model.graph.input[0].type.tensor_type.shape.dim]
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    return fault, model, {"x": x}
+    lengths = {"n": np.array([1, 3], np.int32)} if len(model.graph.input) > 1 else {}
+    return fault, model, {"x": x} | lengths
 
 
 def right(model: onnx.ModelProto, feeds: dict[str, Any]) -> Any:
@@ -204,5 +215,28 @@ def test_opsets_that_it_reads_right_are_given_to_it(
 )
 def test_ops_that_it_computes_rightly_are_given_to_it(op: str) -> None:
     model = parse(f"net (float[1,2,5,4] x) => (float[a,b,c,d] y) {{ y = {op} }}", opset=25)
+    model.ir_version = min(model.ir_version, 13)
+    assert get_engine("openvino").load(model.SerializeToString()).outputs
+
+
+@pytest.mark.parametrize(
+    ("ports", "lengths"),
+    [
+        ("float[3,2,2] x, int32[2] n", ""),
+        ("float[3,N,2] x", "s = Shape<start = 1, end = 2>(x)\n m = Expand(three, s)\n"),
+        ("float[S,2,2] x", ""),
+    ],
+    ids=["of fixed sizes", "whole ones by sizes", "whole ones stated"],
+)
+def test_sequences_of_one_length_are_given_to_it(ports: str, lengths: str) -> None:
+    """Exporters write out the length of the whole tensor."""
+    used = "m" if lengths else "n" if "n" in ports.split() else "same"
+    text = (
+        f"net ({ports}) => (float[a,b,c,d] y)"
+        f" <float[1,12,2] w = {{{'0.5, ' * 23}1}}, float[1,12,3] r"
+        f" = {{{'0.5, ' * 35}1}}, int32 three = {{3}}, int32[2] same = {{3, 3}}>"
+        f" {{ {lengths} y = LSTM<hidden_size = 3>(x, w, r, , {used}) }}"
+    )
+    model = parse(text, opset=17)
     model.ir_version = min(model.ir_version, 13)
     assert get_engine("openvino").load(model.SerializeToString()).outputs

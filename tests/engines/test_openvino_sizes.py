@@ -139,3 +139,26 @@ def test_inspect_counts_at_sizes_that_fit_and_says_which() -> None:
     assert sum(row.flops for row in found.classes) > 0
     given = api.inspect(windows(), dims={"t": 80}, batch=4)
     assert given.notes["figures are for"] == "n=4, which --batch changes"
+
+
+@pytest.mark.parametrize("unread_first", [False, True])
+def test_an_input_that_no_op_reads_is_taken(unread_first: bool) -> None:
+    """Compiled for int8, OpenVINO drops it; a caller gives it all the same."""
+    ports = ["float[n, 64] x", "float[n, 3] unread"][:: -1 if unread_first else 1]
+    rng = np.random.default_rng(0)
+    model = parse(
+        f"g ({', '.join(ports)}) => (float[n, 8] y) {{"
+        " h = MatMul(x, w)\n r = Relu(h)\n y = MatMul(r, v) }",
+        opset=17,
+    )
+    for name, sizes in (("w", (64, 64)), ("v", (64, 8))):
+        weights = rng.normal(size=sizes).astype(np.float32) / 8
+        model.graph.initializer.append(numpy_helper.from_array(weights, name))
+    data = {
+        "x": rng.normal(size=(64, 64)).astype(np.float32),
+        "unread": np.zeros((64, 3), np.float32),
+    }
+    done = api.convert(model, policy="all:int8", data=data, engine="openvino")
+    assert done.verified.engine == "openvino"
+    assert {d.format.label for d in done.plan.decisions} >= {"int8"}
+    assert {port.name for port in done.model.graph.input} == {*data}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
 import finecast
 from finecast.data.options import DataOptions
@@ -16,7 +19,13 @@ from finecast.engines import get_engine, installed
 from finecast.errors import EngineError, ModelError
 from finecast.files import digest
 from finecast.frontends.onnx import load
-from finecast.frontends.onnx.opset import NEWEST_IR, NEWEST_OPSET, stated_for_engines
+from finecast.frontends.onnx.opset import (
+    NEWEST_IR,
+    NEWEST_OPSET,
+    raise_opset,
+    stated_for_engines,
+)
+from finecast.frontends.onnx.types import infer
 from tests.frontends.tools import parse, tensor
 
 RNG = np.random.default_rng(0)
@@ -134,3 +143,80 @@ def test_opsets_that_no_onnx_has_are_refused(
     path = written(tmp_path / "m.onnx", opsets=opsets)
     with pytest.raises(ModelError, match=f"there is no opset {version} of"):
         load(path)
+
+
+OLD_BROADCASTS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "an axis": (
+        """a = Relu(x)
+           b = Add<broadcast = 1, axis = 1>(a, v)
+           c = MaxPool<kernel_shape = [1, 1]>(b)
+           d = Mul<broadcast = 1, axis = 1>(c, m)
+           y = Sub(d, a)""",
+        lambda x, v, m: (
+            (np.maximum(x, 0) + v[:, None, None]) * m[..., None] - np.maximum(x, 0)
+        ),
+    ),
+    "the last axes": (
+        "b = Add<broadcast = 1>(x, last)\n y = Div(b, b)",
+        lambda x, v, m: np.ones_like(x),
+    ),
+    "an operand that is computed": (
+        "t = Neg(v)\n y = Add<broadcast = 1, axis = 1>(x, t)",
+        lambda x, v, m: x - v[:, None, None],
+    ),
+    "a bias": (
+        "f = Flatten(x)\n y = Gemm<broadcast = 1>(f, w, last)",
+        lambda x, v, m: x.reshape(len(x), -1) @ np.full((18, 3), 0.5) + [2, 3, 4],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OLD_BROADCASTS)
+@pytest.mark.parametrize("opset", [7, 13, 22])
+def test_operands_of_old_opsets_broadcast_as_they_did(kind: str, opset: int) -> None:
+    """Also where the batch is a free size, which onnx's converter refuses."""
+    body, wanted = OLD_BROADCASTS[kind]
+    halves = ", ".join(["0.5"] * 54)
+    text = (
+        "net (float[N,2,3,3] x) => (float[a,b] y)"
+        f" <float[2] v = {{1, 5}}, float[2,3] m = {{1, 2, 3, 4, 5, 6}}, float[3] last ="
+        f" {{2, 3, 4}}, float[18,3] w = {{{halves}}}> {{ {body} }}"
+    )
+    model = parse(text, opset=6)
+    if kind != "a bias":
+        model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, None))
+    x = RNG.normal(size=(5, 2, 3, 3)).astype(np.float32)
+    raised = ir.to_proto(raise_opset(ir.from_proto(model), opset))
+    outputs: Any = ReferenceEvaluator(raised).run(None, {"x": x})
+    v, m = np.array([1, 5], np.float32), np.arange(1, 7, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_allclose(outputs[0], wanted(x, v, m), rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_of_an_old_opset_and_a_free_batch_is_converted(tmp_path: Path) -> None:
+    text = (
+        "net (float[N,2,3,3] x) => (float[N,2,3,3] y) <float[2] v = {1, 5}>"
+        " { y = Add<broadcast = 1, axis = 1>(x, v) }"
+    )
+    onnx.save(parse(text, opset=6), tmp_path / "net.onnx")
+    done = finecast.convert(tmp_path / "net.onnx", tmp_path / "low.onnx", "all:bf16")
+    assert [d.format.label for d in done.plan.decisions] == ["bf16"]
+
+
+@pytest.mark.parametrize("split", ["one", ""], ids=["with sizes", "without"])
+@pytest.mark.parametrize("raised", [False, True])
+def test_parts_that_lose_an_axis_are_stated_with_no_wrong_shape(
+    split: str, raised: bool
+) -> None:
+    """PyTorch's older exporter writes ``unbind`` so; ONNX Runtime fails by a wrong shape."""
+    text = (
+        "net (float[4,8] x) => (float[n] y) <int64 one = {1}, int64 i = {2}> {"
+        f" s = SplitToSequence<axis = 1, keepdims = 0>(x, {split})\n p = SequenceAt(s, i)"
+        "\n y = Relu(p) }"
+    )
+    model = ir.from_proto(parse(text.replace("(x, )", "(x)"), opset=17))
+    if raised:
+        model = raise_opset(model, 20)
+    infer(model, shapes=True)
+    ranks = {v.name: len(v.shape) for n in model.graph for v in n.outputs if v.shape}
+    assert ranks.get("p", 1) == 1
+    assert ranks["y"] == 1

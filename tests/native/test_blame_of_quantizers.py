@@ -235,3 +235,20 @@ def test_no_value_before_a_folded_clip_is_called_wrong(
     level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     assert found.value == pytest.approx(error(net, low, data, level), rel=0.02)
     assert "Conv_c1" in {*found.largest_shares} or "Conv_c0" in {*found.largest_shares}
+
+
+def test_scales_by_channel_of_an_old_opset_are_read(tmp_path: Path) -> None:
+    """Before opset 13 only ops on codes have them, not DequantizeLinear."""
+    path, low = tmp_path / "net.onnx", tmp_path / "low.onnx"
+    text = """
+    <ir_version: 7, opset_import: ["" : 11]>
+    net (float[n, 2, 4, 4] x) => (float[n, 2, 4, 4] y)
+    <float[2,2,1,1] w = {1, 0.5, 0.02, -0.01}> {
+      a = Conv(x, w)
+      y = Relu(a)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), path)
+    data = {"x": np.random.default_rng(0).normal(size=(32, 2, 4, 4)).astype(np.float32)}
+    quantize_static(path, low, Reader(data), **WAYS["qoperator by channel"])
+    assert onnx.load(low).opset_import[0].version == 11
+    assert finecast.blame(path, low, data=data).passed

@@ -168,3 +168,18 @@ def test_long_chains_and_images_in_integers_have_no_scale(tmp_path: Path) -> Non
     onnx.save(onnx.parser.parse_model(text), path)
     graph = opened(path, ReadOptions()).read_graph()
     assert all(stored_range(graph, value) is None for value in graph.values)
+
+
+def test_a_scale_of_zeros_is_not_wrong(tmp_path: Path) -> None:
+    """Any scale states a constant of zeros, as tables of masks and cleared sums are."""
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    net (float[n, 4] x) => (float[n, 4] y) <float[4] none = {0, 0, 0, 0}> {
+      cleared = Mul(x, none)
+      y = Add(cleared, x)
+    }"""
+    path, low = tmp_path / "net.onnx", tmp_path / "low.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    data = {"x": np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)}
+    quantize_static(path, low, Reader(data))
+    assert not finecast.blame(path, low, data=data, max_error=0.5).wrong_scales

@@ -262,6 +262,7 @@ def test_the_first_screen_answers_four_questions() -> None:
     )
     assert costs.count("predicted") == 1
     assert following.startswith("Next: write it by its save(); if it loses too much")
+    assert "keep the first of these ops in fp32" in following
     expected = ExpectedLoss(loss=0.004, deviation=0.001)
     certain = Certificate(
         bound=0.02, confidence=0.95, samples=400, loss=0.001, method="exact bound"

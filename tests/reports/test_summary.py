@@ -22,6 +22,7 @@ from finecast.planning.contributions import (
 )
 from finecast.planning.plan import Plan
 from finecast.reports.content import Sources, content_of
+from finecast.reports.summary import summary_of
 from finecast.rules.base import Reason
 from finecast.rules.policy import Policy
 from finecast.tuning.result import Result
@@ -181,3 +182,10 @@ def test_an_output_that_is_lost_with_and_without_a_unit_tells_nothing_of_it() ->
     lost = float("inf")
     assert error_share("int8", {"fp32": lost, "int8": lost}) == 0
     assert error_share("int8", {"fp32": 0.1, "int8": lost}) == 1
+
+
+def test_no_op_is_referred_to_where_none_is_named() -> None:
+    """As of outputs whose rows are compared as a set, where errors of ops do not add up."""
+    *_, following = summary_of(made.content(), [], [])["answers"]
+    assert "first of these" not in following
+    assert "keep in fp32 by --exclude what finecast blame names" in following

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, Final
 
 from finecast.diagnosis.explanation import decider_of
+from finecast.diagnosis.wiring import other_wiring
 from finecast.graph import Graph
 from finecast.graph.fingerprints import relative_difference
 from finecast.graph.matching import Matching, match
@@ -43,6 +44,7 @@ class Change(Enum):
     WEIGHTS = "weights"
     SHAPE = "shape"
     ATTRIBUTES = "attributes"
+    INPUTS = "inputs"
     TIME = "time"
     ERROR = "error"
 
@@ -179,6 +181,7 @@ class Side:
         name: Its file.
         structure: Its ops.
         states: The ops that plans decide, by their number in ``structure``.
+        live: The ops that compute from the numbers of an input, likewise.
         declared: What a plan says of inputs, outputs and a KV cache; None of a model.
         graph: The model, where that is at hand.
     """
@@ -186,6 +189,7 @@ class Side:
     name: str
     structure: Structure
     states: Mapping[int, OpState]
+    live: frozenset[int]
     declared: tuple[str, ...] | None = None
     graph: Graph | None = None
 
@@ -223,7 +227,7 @@ class Side:
         """With what is said of each op by its place in the graph."""
         live = fed(structure)
         placed = {n: replace(s, settled=n not in live) for n, s in states.items()}
-        return cls(name=name, structure=structure, states=placed)
+        return cls(name=name, structure=structure, states=placed, live=live)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +254,8 @@ class Difference(Report):
         after: The file of the second.
         ops: All ops of both that plans decide; those that are gone last.
         renamed: How many ops have another name.
-        declared: What one of two plans alone says of inputs, outputs and a KV cache.
+        declared: What one of two plans alone says of inputs, outputs and a KV cache; of two
+            models which outputs are results of other ops.
         placement: What a plan does to a new version of its model, if that was asked.
     """
 
@@ -385,11 +390,15 @@ class Difference(Report):
 def difference(before: Side, after: Side) -> Difference:
     """What differs between two sides, whose ops are matched by name and by structure."""
     matching = match(before.structure, after.structure)
-    ops = [
-        _pair(before, after, n, matching)
-        for n, other in sorted(matching.pairs.items())
-        if n in before.states or other_weights(before.structure[n], after.structure[other])
-    ]
+    rewired, outputs = frozenset[int](), tuple[str, ...]()
+    if before.graph is not None and after.graph is not None:
+        rewired, outputs = other_wiring(before.graph, after.graph, matching)
+    pairs = (
+        (n in before.states, _pair(before, after, n, matching, inputs=n in rewired))
+        for n in sorted(matching.pairs)
+    )
+    # Ops without float types are counted only where they differ.
+    ops = [pair for decided, pair in pairs if decided or pair.changes]
     ops += _restated(before, after, matching)
     seen = (
         {one.before.node for one in ops if one.before},
@@ -403,7 +412,7 @@ def difference(before: Side, after: Side) -> Difference:
         before=before.name,
         after=after.name,
         ops=tuple(ops),
-        declared=_declared(before, after),
+        declared=(*_declared(before, after), *outputs),
         renamed=sum(
             one.before is not None
             and one.after is not None
@@ -429,7 +438,9 @@ def _declared(before: Side, after: Side) -> tuple[str, ...]:
     )
 
 
-def _pair(before: Side, after: Side, number: int, found: Matching) -> OpDifference:
+def _pair(
+    before: Side, after: Side, number: int, found: Matching, *, inputs: bool
+) -> OpDifference:
     """An op of both sides; in another type it may be decided on one side alone."""
     other = found.pairs[number]
     mine, theirs = before.state(number), after.state(other)
@@ -440,9 +451,13 @@ def _pair(before: Side, after: Side, number: int, found: Matching) -> OpDifferen
     # In another type weights are rounded, at least.
     other_numbers = mine.type == theirs.type and other_weights(a, b)
     changes += [Change.WEIGHTS] if other_numbers else []
-    changes += [Change.SHAPE] if a.shape and b.shape and a.shape != b.shape else []
-    if a.attributes.partition(":")[0] == b.attributes.partition(":")[0]:  # of one library
+    decided = number in before.states
+    changes += [Change.SHAPE] if decided and a.shape and b.shape and a.shape != b.shape else []
+    of_one_library = a.attributes.partition(":")[0] == b.attributes.partition(":")[0]
+    # Exporters state in different ways what is computed at load, as sizes.
+    if of_one_library and (decided or number in before.live):
         changes += [Change.ATTRIBUTES] if a.attributes != b.attributes else []
+    changes += [Change.INPUTS] if inputs else []
     if mine.type == theirs.type:
         changes += [Change.TIME] if _differ(mine.us, theirs.us) else []
         changes += [Change.ERROR] if _differ(mine.error, theirs.error) else []

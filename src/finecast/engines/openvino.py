@@ -48,6 +48,7 @@ from finecast.engines.openvino_names import (
     op_names,
     specs_of,
     stored_in,
+    with_unread,
 )
 from finecast.engines.source import ModelSource, to_run
 from finecast.errors import EngineError, FinecastError, UsageError, not_imported
@@ -115,7 +116,10 @@ class OpenVinoSession(Session):
         self._where = where
         self._fix = "; or ".join(filter(None, ("check the feeds' sizes", others)))
         self._names = names
-        self.inputs = specs_of(self._model.inputs, source.inputs)
+        compiled = specs_of(self._model.inputs, source.inputs)
+        self.inputs = with_unread(compiled, source.inputs)
+        # Compiled for int8, a model may have lost inputs that no op reads.
+        self._read = [self.inputs.index(spec) for spec in compiled]
         self.outputs = specs_of(self._model.outputs, source.outputs)
         self._runs = 0
         self._shapes: list[tuple[int, ...]] | None = None  # those of the last run
@@ -172,8 +176,10 @@ class OpenVinoSession(Session):
         arrays = ordered_feeds(feeds, self.inputs)
         shapes = [array.shape for array in arrays]
         try:
-            self._sizes.check(shapes)
-            outputs = self._model.infer(arrays)
+            self._sizes.check(
+                {s.name: a.shape for s, a in zip(self.inputs, arrays, strict=True)}
+            )
+            outputs = self._model.infer([arrays[place] for place in self._read])
             self._runs += 1
             self._shapes = shapes
             return {

@@ -139,6 +139,16 @@ def specs_of(
     return tuple(specs)
 
 
+def with_unread(
+    compiled: Sequence[TensorSpec], declared: Sequence[TensorSpec]
+) -> tuple[TensorSpec, ...]:
+    """The inputs of a compiled model, with those that it was declared with and has lost."""
+    own = {spec.name: spec for spec in compiled}
+    if len(compiled) >= len(declared) or not own.keys() <= {spec.name for spec in declared}:
+        return tuple(compiled)
+    return tuple(own.get(spec.name, spec) for spec in declared)
+
+
 def _port_names(ports: Sequence[PortFacts], declared: Sequence[TensorSpec]) -> list[str]:
     """The declared name of each port: a tensor can have several names, or have lost its own.
 
@@ -229,24 +239,32 @@ class SizeCheck:
     def __init__(self, model: openvino.Model) -> None:
         self._model = _without_weights(model) if model.is_dynamic() else None
         self._count = len(model.inputs)
+        self._ports = [port.get_names() for port in model.inputs]
         self._fit: set[tuple[tuple[int, ...], ...]] = set()
 
-    def check(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Refuse inputs of ``shapes``, in order, that an op cannot take.
+    def check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse inputs of ``shapes``, by name in order, that an op cannot take.
 
         Raises:
             RuntimeError: As OpenVINO states it.
         """
-        if self._model is None or (key := tuple(shapes)) in self._fit:
+        if self._model is None or (key := tuple(shapes.values())) in self._fit:
             return
         import openvino
 
         parameters = self._model.get_parameters()[: self._count]
-        for parameter, dims in zip(parameters, shapes, strict=True):
+        for parameter, dims in zip(parameters, self._read(shapes), strict=True):
             parameter.set_partial_shape(openvino.PartialShape(list(dims)))
         # ``reshape`` would take a batch that is constant in the model for a free one.
         self._model.validate_nodes_and_infer_types()
         self._fit.add(key)
+
+    def _read(self, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """The shapes of the inputs that OpenVINO reads: it drops some that no op reads."""
+        if len(shapes) == self._count:
+            return [*shapes.values()]
+        named = (next((n for n in shapes if n in names), None) for names in self._ports)
+        return [shapes[name] for name in named if name is not None]
 
 
 def _without_weights(model: openvino.Model) -> openvino.Model:

@@ -177,6 +177,10 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
         """The model prepared without a change; not copied if it is the caller's ``own``."""
         return frontend.prepare(self.file, AS_IT_IS, own=own)
 
+    def read_graph(self) -> Graph:
+        """The graph of the model as it was read, with the ops of its local functions."""
+        return frontend.prepare(frontend.inlined(self.file), AS_IT_IS).graph
+
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
         """A copy whose values are rounded by arithmetic."""
         prepared = self.prepare(Policy.parse(policy))

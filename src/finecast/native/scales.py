@@ -233,7 +233,7 @@ def wrong_scale(
     wrong = coarse >= _COARSE
     # The squared error is that of all channels: those with large steps count most.
     error = np.where(wrong, whole**2, 0)
-    if np.sum(error) < (_COARSE**2 - 1) * np.sum(width**2):
+    if not wrong.any() or np.sum(error) < (_COARSE**2 - 1) * np.sum(width**2):
         error, wrong = clipped, clipped >= _CLIPPED
         if np.mean(clipped) < _CLIPPED:
             return None

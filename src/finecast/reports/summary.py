@@ -110,7 +110,12 @@ def _answers(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) 
         return []
     if result["verdict"] != "improved":
         return [_verdict(content), "Use the model given: no other one was written."]
-    return [_speed(content, result), _loss(result), _costs(content, limiting), _next(result)]
+    return [
+        _speed(content, result),
+        _loss(result),
+        _costs(content, limiting),
+        _next(result, limiting),
+    ]
 
 
 def _speed(content: Mapping[str, Any], result: Mapping[str, Any]) -> str:
@@ -170,16 +175,19 @@ def _costs(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) ->
     return f"Where its squared output error comes from: {'; '.join(shares)}."
 
 
-def _next(result: Mapping[str, Any]) -> str:
+def _next(result: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> str:
     written = result.get("output")
     check = "write it by its save()"
     if written:
         check = "run it by the code below"
         if result.get("lock"):
             check = f"on the machine that will run it, call finecast verify {written}"
+    kept = "keep the first of these ops in fp32 by --exclude"
+    if not any(unit["ops"] for unit in limiting):
+        kept = "keep in fp32 by --exclude what finecast blame names"
     return (
-        f"Next: {check}; if it loses too much, keep the first of these ops in fp32 by"
-        " --exclude, and if too little is gained, see the plans that were tried."
+        f"Next: {check}; if it loses too much, {kept}, and if too little is gained, see the"
+        " plans that were tried."
     )
 
 

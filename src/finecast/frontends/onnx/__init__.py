@@ -34,7 +34,7 @@ from finecast.frontends.onnx.model import (
 )
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import needed_opsets, raise_as_far, raise_opset
-from finecast.frontends.onnx.qlinear import write_out_codes
+from finecast.frontends.onnx.qlinear import opset_to_write_out, write_out_codes
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import restate
 from finecast.frontends.onnx.source_types import (
@@ -185,7 +185,8 @@ class Prepared(PreparedModel):
     def pair(self, low: PreparedModel, *, by_types: bool) -> ModelPair:
         """Copies of both at the later of their operation sets, without local functions."""
         assert isinstance(low, Prepared)
-        opset = max(opset_of(self.model), opset_of(low.model))
+        models = self.model, low.model
+        opset = max(*map(opset_of, models), *map(opset_to_write_out, models))
 
         def copied(one: Prepared) -> ir.Model:
             model = raise_opset(inline_functions(one.model.clone()), opset)
@@ -262,6 +263,16 @@ def prepare(file: OnnxFile, policy: Policy, *, own: bool = False) -> Prepared:
         prepared = _read(file, model, shapes=True)
         check_names(policy, prepared.graph)
         return replace(prepared, own_nodes=names, policy=policy.label)
+
+
+def inlined(file: OnnxFile) -> OnnxFile:
+    """The model with its local functions inlined, as plans that lower ops see it."""
+    if not file.model.functions:
+        return file
+    with _guarded(file), paused_collection():
+        model = file.model.clone()
+        name_nodes(model)
+        return replace(file, model=inline_functions(model), message=None)
 
 
 def _opened(file: OnnxFile, policy: str, *, own: bool = False) -> ir.Model:

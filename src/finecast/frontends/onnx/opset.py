@@ -9,7 +9,7 @@ training form, which it refuses; such ops, which a later opset defines anew, are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Final
@@ -32,6 +32,7 @@ from finecast.frontends.onnx.editor import FREE_INITIALIZERS, Editor, every_valu
 from finecast.frontends.onnx.miscomputed import FLATTENING, over_last_axis, read_from
 from finecast.frontends.onnx.model import OnnxFile, staged
 from finecast.frontends.onnx.statements import stated_since
+from finecast.frontends.onnx.types import ranks_of
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, Tier, lookup
 
@@ -99,6 +100,10 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
     own = opset_of(model)
     if version <= own:
         return model
+    if own < _BY_SHAPES_FROM < version:  # the converter then knows the shapes of all values
+        return raise_opset(raise_opset(model, _BY_SHAPES_FROM), version)
+    if own < _BY_SHAPES_FROM:
+        model = _broadcasting_by_shapes(model)
     imports = model.graph.opset_imports
     if "ai.onnx" in imports:  # the converter knows the default domain as "" only
         imports[""] = own
@@ -120,12 +125,77 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
     return raised
 
 
+_BY_SHAPES_FROM: Final = 7
+"""The opset from which on operands broadcast by their shapes; before, attributes said how."""
+_BROADCAST: Final = frozenset(
+    {"Add", "And", "Div", "Equal", "Gemm", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"}
+)
+"""Ops that changed so."""
+_OLD_ATTRIBUTES: Final = ("axis", "broadcast", "consumed_inputs")
+
+
+def _loses_axis(node: ir.Node) -> bool:
+    """Whether onnx states other shapes behind it than engines compute (``types``)."""
+    sized = node.op_type == "SplitToSequence" and len(node.inputs) > 1
+    return sized and not node.domain and not node.attributes.get_int("keepdims", 1)
+
+
+def _broadcasts(node: ir.Node) -> bool:
+    return node.op_type in _BROADCAST and not node.domain
+
+
+def _broadcasting_by_shapes(model: ir.Model) -> ir.Model:
+    """A copy whose operands broadcast as from opset 7 on.
+
+    onnx's converter compares the sizes of operands for that: it refuses free sizes, and a
+    vector that is added along the axis of channels.
+
+    Raises:
+        ModelError: If the number of axes that decides it is not known.
+    """
+    copy = model.clone()
+    if any("axis" in node.attributes for node in filter(_broadcasts, copy.graph.all_nodes())):
+        ranks, editor = ranks_of(copy), Editor(copy)
+        for node in filter(_broadcasts, list(copy.graph.all_nodes())):
+            _align(node, ranks, editor)
+    for node in filter(_broadcasts, copy.graph.all_nodes()):
+        for name in _OLD_ATTRIBUTES:
+            node.attributes.pop(name, None)
+    return copy
+
+
+def _align(node: ir.Node, ranks: Mapping[str, int], editor: Editor) -> None:
+    """Append axes of size 1 to the second operand, whose first one is the attribute's."""
+    axis, operand = node.attributes.get_int("axis", -1), node.inputs[1]
+    if axis == -1 or operand is None:
+        return
+    known = [ranks.get(v.name or "") if v is not None else None for v in node.inputs[:2]]
+    if known[0] is None or known[1] is None:
+        raise _cannot(node, "the number of axes of what it reads is not known")
+    axes = tuple(range(known[1], known[0] - axis % max(known[0], 1)))
+    if not axes:
+        return
+    name, tensor = f"{operand.name}_at_{axis}", constant_tensor(operand)
+    if tensor is not None:
+        aligned = editor.constant(name, np.expand_dims(tensor.numpy(), axes))
+    else:
+        given = editor.fresh(name)
+        aligned = editor.op(
+            "Unsqueeze", [operand], {"axes": axes}, name=given, dtype=operand.dtype
+        )
+        node.prepend(editor.take())
+    node.replace_input_with(1, aligned)
+
+
 def _converted(model: ir.Model, version: int) -> ir.Model:
     """The model after onnx's converter, which some ops are hidden from by another domain."""
     own = opset_of(model)
     hidden = list(over_last_axis(model, own))
     if own < TRAINING_STATED_FROM:
         hidden += filter(trains, model.graph.all_nodes())
+    hidden += filter(_loses_axis, model.graph.all_nodes())
+    if own < _BY_SHAPES_FROM:
+        hidden += filter(_broadcasts, model.graph.all_nodes())
     domains = [node.domain for node in hidden]
     for node in hidden:
         node.domain = _ASIDE

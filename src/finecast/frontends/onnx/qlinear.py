@@ -62,6 +62,15 @@ _OWN: Final = frozenset({"channels_last", "opset"})
 """Attributes that the float ops do not have."""
 
 
+_SCALES_BY_CHANNEL_FROM: Final = 13
+"""The opset from which on DequantizeLinear has an axis of scales."""
+
+
+def opset_to_write_out(model: ir.Model) -> int:
+    """The least opset at which the ops on codes of ``model`` can be written as float ops."""
+    return _SCALES_BY_CHANNEL_FROM if any(n.op_type in _LAYOUTS for n in model.graph) else 0
+
+
 def write_out_codes(model: ir.Model) -> None:
     """Write ops on codes of the main graph as float ops between codes, in place."""
     # The value before codes gets the name that their numbers have behind them.

@@ -230,11 +230,37 @@ def inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
     Data propagation finds more shapes, but makes an object of each element of 1-D values. For
     long signals that can exceed the pass's memory: then plain inference is run.
     """
+    if _hide_misread(proto.graph):
+        proto.opset_import.append(onnx.OperatorSetIdProto(domain=_ASIDE, version=1))
     try:
         return native.transform("infer", proto, data_prop=1)
     except native.PassDiedError as error:
         _LOG.debug("%s; again without data propagation", error)
         return native.transform("infer", proto, data_prop=0)
+
+
+_ASIDE: Final = "finecast.aside"
+"""A domain of which onnx knows no op."""
+
+
+def _hide_misread(graph: onnx.GraphProto) -> bool:
+    """Hide ops that engines give other shapes than onnx infers; whether there are any.
+
+    PyTorch's older exporter writes ``unbind`` as parts of one element each that are to lose
+    the axis. Where sizes of parts are given ONNX has them keep it, and engines do not. ONNX
+    Runtime fails where a stated shape is not that of the value.
+    """
+    hidden = False
+    for node in graph.node:
+        loses_axis = any(a.name == "keepdims" and a.i == 0 for a in node.attribute)
+        sized = node.op_type == "SplitToSequence" and len(node.input) > 1
+        if sized and loses_axis and not node.domain:
+            node.domain, hidden = _ASIDE, True
+        for attribute in node.attribute:
+            own = [attribute.g] if attribute.HasField("g") else []
+            for body in (*own, *attribute.graphs):
+                hidden |= _hide_misread(body)
+    return hidden
 
 
 def check_inferable(model: ir.Model) -> None:
