@@ -15,7 +15,7 @@ from finecast.frontends.native_model import (
     with_switches,
 )
 from finecast.frontends.replaying import Restated, resolve_io
-from finecast.graph import Graph
+from finecast.graph import Graph, Node
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
@@ -93,6 +93,14 @@ class PreparedModel(ABC):
         """The operation set that these formats, by node id, need; 0 if there are no sets."""
         del formats
         return 0
+
+    def states_op(self, node: Node, fmt: Format, *, signed: bool) -> bool:
+        """Whether the model can state ``node`` in ``fmt``, which is one of ``states``.
+
+        ``signed`` says that the device's products on integers take signed codes alone.
+        """
+        del node, fmt, signed
+        return True
 
     def can_cast(self, fmt: Format) -> bool:
         """Whether the model can round to ``fmt`` by casts around an op."""
