@@ -52,9 +52,12 @@ class PreparedModel(ABC):
         of: The formats of its library's models.
         adjusts: The kinds of adjustments that its operands can have; ``with_mean_errors`` is
             for those of models on whose operands there are codes.
+        names_stay: Whether tools that change a model keep the names of its values. In PyTorch
+            they are numbers of ops of a kind, anew in each export.
     """
 
     adjusts: ClassVar[Collection[Adjust]] = ()
+    names_stay: ClassVar[bool] = True
 
     graph: Graph
     of: ModelLibrary

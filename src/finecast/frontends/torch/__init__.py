@@ -11,13 +11,14 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from finecast.frontends.joining import ModelPair
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import check_made_for, edits_of
 from finecast.frontends.torch.capture import Captured, capture
 from finecast.frontends.torch.codes import CODES, takes_codes
 from finecast.frontends.torch.converted import ConvertedModule
 from finecast.frontends.torch.input_check import input_check
-from finecast.frontends.torch.native import TorchNative, adjusted, apply_edits
+from finecast.frontends.torch.native import TorchNative, adjusted, apply_edits, decoded
 from finecast.frontends.torch.reader import decided_by_data, hinted_shapes
 from finecast.frontends.torch.reader import device_kind as device_kind
 from finecast.frontends.torch.runnable import Shown
@@ -112,6 +113,7 @@ class TorchPrepared(Shown, PreparedModel):
     source: Captured | None = None
     of: ModelLibrary = LIBRARY
     adjusts = (Adjust.RANGE,)
+    names_stay = False
 
     @property
     def captured(self) -> Captured:
@@ -126,6 +128,12 @@ class TorchPrepared(Shown, PreparedModel):
     def roundable(self) -> TorchNative:
         """A copy whose values can be rounded."""
         return TorchNative.of(self.captured)
+
+    def pair(self, low: PreparedModel, *, by_types: bool) -> ModelPair:
+        """Layers of ``low`` on codes are each one op beside those of this model."""
+        del by_types
+        assert isinstance(low, TorchPrepared)
+        return ModelPair.of(self.roundable(), TorchNative.of(decoded(low.captured)))
 
     def states_op(self, node: Node, fmt: Format, *, signed: bool) -> bool:
         """Products on codes are those of layers, for a GPU of sizes that its kernels take."""

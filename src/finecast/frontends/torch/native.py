@@ -45,6 +45,7 @@ from finecast.frontends.torch.codes import (
     state_rows,
     stored_codes,
 )
+from finecast.frontends.torch.decoded import decode_products
 from finecast.frontends.torch.reader import (
     FxBinding,
     ValueSource,
@@ -93,7 +94,17 @@ def adjusted(captured: Captured, adjustments: Sequence[Adjustment]) -> Captured:
         return captured
     model = TorchNative.of(captured)
     adjust(model, edits_by(adjustments, captured.graph))
-    module = model.binding.module
+    return _read_anew(captured, model.binding.module)
+
+
+def decoded(captured: Captured) -> Captured:
+    """A copy with each linear layer on codes as one of decoded numbers; itself without any."""
+    module = TorchNative.of(captured).binding.module
+    return _read_anew(captured, module) if decode_products(module) else captured
+
+
+def _read_anew(captured: Captured, module: GraphModule) -> Captured:
+    """``captured`` with its changed ``module``."""
     module.graph.eliminate_dead_code()
     forget_unused(module)
     module.graph.lint()
