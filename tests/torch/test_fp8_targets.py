@@ -1,4 +1,4 @@
-"""Linear layers in fp8 on GPUs that are not here: planned by rates, emulated exactly."""
+"""Linear layers on codes on GPUs that are not here: planned by rates, emulated exactly."""
 
 from __future__ import annotations
 
@@ -58,6 +58,85 @@ def test_converted_for_a_gpu_it_is_the_module_of_here(label: str, tmp_path: Path
         assert torch.equal(ft.load(low).module()(x), here(x))
     with pytest.raises(UsageError, match=f"{label} with target sm80"):
         api.convert(source, tmp_path / "no.pt2", f"matmult:{label}", target="sm80")
+
+
+INT8 = "int8_dynamic_row"
+
+
+@pytest.mark.parametrize("name", ["sm75", "sm80", "sm89", "sm90", "sm100", "sm120"])
+def test_integers_by_row_have_the_rate_of_int8(name: str) -> None:
+    engine = load_target(name).engine(EngineRole.MATMUL)
+    assert engine.rate_tflops(Format.INT8_DYNAMIC_ROW) == engine.rate_tflops(Format.INT8)
+
+
+def ops_of(module: torch.nn.Module) -> set[str]:
+    graph: Any = module.graph
+    called = graph.nodes
+    return {str(n.target) for n in called if n.op == "call_function"}
+
+
+def test_integers_for_a_gpu_are_products_of_its_kernels(tmp_path: Path) -> None:
+    """What a CPU's compiler fuses, a GPU would run on decoded numbers."""
+    net, x = layers()
+    source, low = tmp_path / "net.pt2", tmp_path / "low.pt2"
+    torch.export.save(torch.export.export(net, (x,)), source)
+    done = api.convert(source, low, f"matmult:{INT8}", target="sm90")
+    assert done.plan.counts[INT8] == 4
+    program: Any = ft.load(low).module()
+    assert "aten._int_mm.default" in ops_of(program)
+    assert not any("quantized_decomposed" in op for op in ops_of(program))
+    (tmp_path / "plan.json").write_text(done.plan.to_json())
+    api.apply(tmp_path / "plan.json", source, tmp_path / "again.pt2")
+    again: Any = ft.load(tmp_path / "again.pt2").module()
+    with torch.no_grad():
+        assert torch.equal(program(x), again(x))
+        assert 0 < relative(program(x).numpy(), net(x).numpy()) < 0.05
+
+
+def test_integers_with_scales_found_on_data_are_of_cpus(tmp_path: Path) -> None:
+    net, x = layers()
+    with pytest.raises(UsageError, match="int8 on sm90") as caught:
+        finecast.convert(net, policy="matmult:int8", example_inputs=(x,), target="sm90")
+    assert INT8 in str(caught.value.fix)
+    low = finecast.convert(
+        net, policy="matmult:int8", example_inputs=(x,), target="avx512-vnni"
+    )
+    assert any("quantized_decomposed" in op for op in ops_of(low.model))
+
+
+def test_searches_have_integers_by_row(tmp_path: Path) -> None:
+    net, x = layers()
+    plan, got, module = emulated(net, x, f"all:{INT8}", tmp_path)
+    assert plan.counts[INT8] == 4
+    assert "aten._int_mm.default" in str(module.code) or any(
+        "int_mm" in op for op in ops_of(module)
+    )
+    with torch.no_grad():
+        assert relative(got, module(x).numpy()) < Format.INT8.unit_roundoff / 16
+
+
+class Others(torch.nn.Module):
+    """Products that are no linear layers, of sizes that fp8 takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+        self.conv = torch.nn.Conv2d(16, 16, 16, padding="same")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        return self.conv((x @ x.transpose(-1, -2) @ x)[None])
+
+
+@pytest.mark.parametrize("label", [*FP8, INT8])
+def test_modules_state_linear_layers_alone(label: str) -> None:
+    torch.manual_seed(0)
+    net, x = Others().eval(), torch.randn(16, 32, 64)
+    done = finecast.convert(net, policy=f"matmult:{label}", example_inputs=(x,), target="sm90")
+    assert done.plan.counts[label] == 1
+    (conv,) = (d for d in done.plan.decisions if d.node == "conv/conv2d")
+    if label == "fp8":
+        assert any("has no working fp8 kernel" in r.text for r in conv.reasons)
 
 
 def emulated(

@@ -228,6 +228,52 @@ def test_nncf_quantizes_or_compresses(net: Path) -> None:
     assert "'third'" in exported.text
 
 
+GATED: Final = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[2, 16, 8, 8] x) => (float[2, 16, 64] y) {
+  [stem] a = Conv <pads = [0, 0, 0, 0]> (x, w0)
+  [pool] p = GlobalAveragePool (a)
+  [squeeze] s = Conv (p, w1)
+  [act] r = Relu (s)
+  [excite] e = Conv (r, w2)
+  [gate] g = Sigmoid (e)
+  [scaled] m = Mul (a, g)
+  [flat] f = Reshape (m, shape)
+  [turned] t = Transpose <perm = [0, 2, 1]> (f)
+  [scores] q = MatMul (f, t)
+  [chances] c = Softmax (q)
+  [mixed] y = MatMul (c, f)
+}"""
+
+
+@pytest.fixture
+def gated(tmp_path: Path) -> Path:
+    draw, made = np.random.default_rng(0), parser.parse_model(GATED)
+    for name in ("w0", "w1", "w2"):
+        array = draw.standard_normal((16, 16, 1, 1)).astype(np.float32) / 4
+        made.graph.initializer.append(numpy_helper.from_array(array, name))
+    made.graph.initializer.append(numpy_helper.from_array(np.array([2, 16, 64]), "shape"))
+    onnx.save(made, tmp_path / "gated.onnx")
+    return tmp_path / "gated.onnx"
+
+
+def test_nncf_quantizes_no_gates_and_no_products_of_a_softmax(gated: Path) -> None:
+    products = ("stem", "squeeze", "excite", "scores", "mixed")
+    plan = planned(gated, **dict.fromkeys(products, "int8"))
+    exported = export(plan, "nncf")
+    left = {one.node: one.why for one in exported.left_out}
+    assert set(left) == {"squeeze", "excite", "mixed"}
+    assert "of a gate" in left["squeeze"]
+    assert "by a softmax" in left["mixed"]
+    assert exported.stated == {"int8": 2}
+    nncf = pytest.importorskip("nncf", exc_type=ImportError)
+    x = np.random.default_rng(1).standard_normal((2, 16, 8, 8), np.float32)
+    made = functions(exported)["compress"](onnx.load(gated), nncf.Dataset([{"x": x}] * 4))
+    makers = {name: node.op_type for node in made.graph.node for name in node.output}
+    read = {n.name: [makers.get(i) for i in n.input[:2]] for n in made.graph.node}
+    quantized = {name: "DequantizeLinear" in read[name] for name in products}
+    assert quantized == {name: name not in left for name in products}
+
+
 TORCH: Final = {"enc_0/linear": "int8_weights", "head/linear_2": "int8_dynamic_row"}
 
 

@@ -15,7 +15,7 @@ from finecast.frontends.native_model import (
     with_switches,
 )
 from finecast.frontends.replaying import Restated, resolve_io
-from finecast.graph import Graph
+from finecast.graph import Graph, Node
 from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
@@ -52,9 +52,12 @@ class PreparedModel(ABC):
         of: The formats of its library's models.
         adjusts: The kinds of adjustments that its operands can have; ``with_mean_errors`` is
             for those of models on whose operands there are codes.
+        names_stay: Whether tools that change a model keep the names of its values. In PyTorch
+            they are numbers of ops of a kind, anew in each export.
     """
 
     adjusts: ClassVar[Collection[Adjust]] = ()
+    names_stay: ClassVar[bool] = True
 
     graph: Graph
     of: ModelLibrary
@@ -93,6 +96,14 @@ class PreparedModel(ABC):
         """The operation set that these formats, by node id, need; 0 if there are no sets."""
         del formats
         return 0
+
+    def states_op(self, node: Node, fmt: Format, *, signed: bool) -> bool:
+        """Whether the model can state ``node`` in ``fmt``, which is one of ``states``.
+
+        ``signed`` says that the device's products on integers take signed codes alone.
+        """
+        del node, fmt, signed
+        return True
 
     def can_cast(self, fmt: Format) -> bool:
         """Whether the model can round to ``fmt`` by casts around an op."""

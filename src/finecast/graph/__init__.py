@@ -27,6 +27,9 @@ from finecast.plugin import imported_on_use
 if TYPE_CHECKING:
     # Names of this room for others, as plugins: imported on first use.
     from finecast.graph.builder import GraphBuilder as GraphBuilder
+    from finecast.graph.structure import MODEL_INPUT as MODEL_INPUT
+    from finecast.graph.structure import OpStructure as OpStructure
+    from finecast.graph.structure import Structure as Structure
 else:
     __getattr__ = imported_on_use(__name__)
 

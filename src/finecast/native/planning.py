@@ -15,6 +15,7 @@ from finecast.engines.integers import FUSIONS, codes_results, engines_for, fuses
 from finecast.engines.probe import speed_of
 from finecast.errors import UsageError
 from finecast.frontends.prepared import PreparedModel
+from finecast.graph import Node
 from finecast.naming import close_names
 from finecast.native.gains import no_adjustments
 from finecast.native.hint import check_by_hint
@@ -74,19 +75,26 @@ def make_planner(
     if how.overrides is None:
         check_overrides(graph)
     check_stated(policy, engine, prepared)
+
+    signed = engine.emulates is not None and engine.emulates.signed_codes
+
+    def kernels(node: Node, fmt: Format) -> bool | None:
+        stated = prepared.states_op(node, fmt, signed=signed)
+        return engine.has_kernel(node, fmt) if stated else False
+
     known = faults(engine.name, engine.device, graph, policy.formats)
     context = Context(
         graph=graph,
         policy=policy,
         facts=how.facts,
-        kernels=engine.has_kernel,
+        kernels=kernels,
         engine=engine.label,
         faults=known,
         user_rules=(*how.user_rules, *active(how.overrides)),
         measured=how.measured,
         casts_around=frozenset(f for f in policy.formats if prepared.can_cast(f)),
         coded_results=frozenset(f for f in policy.formats if codes_results(engine.name, f)),
-        signed_codes=engine.emulates is not None and engine.emulates.signed_codes,
+        signed_codes=signed,
     )
     return Planner(
         graph=graph,

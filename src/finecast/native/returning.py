@@ -82,7 +82,8 @@ class BesideLow(LowModel):
         self._models = self.source.prepare(AS_IT_IS), self.other.prepare(AS_IT_IS)
         pair = self._pair()
         self.graph = pair.exact.graph
-        self._matched = matched_values(self.graph, pair.low.graph)
+        named = self._models[0].names_stay
+        self._matched = matched_values(self.graph, pair.low.graph, named=named)
         self.groups = grouped(self.graph, self._low_formats(pair))
         self.notes = self._notes()
 
@@ -102,11 +103,10 @@ class BesideLow(LowModel):
             if draws(self.graph, node) or value in free:
                 continue  # both read what fp32 draws; of other lengths none can be chosen
             low = pair.low.graph
-            read = (origin(low, low.values[i]) for i in other.inputs if i is not None)
-            makers = map(low.maker, read)
-            coded = any(m is not None and m.op in _CODES for m in makers)
-            coded = coded or (by_name(node.op).kind in _PRODUCTS and _on_integers(low, other))
-            own = Format.INT8 if coded else pair.stored.get(partner, Format.FP32)
+            own = _codes_read(low, other)
+            if own is None and by_name(node.op).kind in _PRODUCTS:
+                own = _codes_multiplied(low, other)
+            own = own or pair.stored.get(partner, Format.FP32)
             inner = self._low_within(node).values()
             formats[node.id] = min((own, *inner), key=lambda fmt: fmt.bits)
         return dict(sorted(formats.items()))
@@ -422,28 +422,31 @@ _QUANTIZE, _DEQUANTIZE = "quantize", "dequantize"
 _PRODUCTS: Final = frozenset({OpKind.MATMUL, OpKind.CONV})
 _SCALES: Final = frozenset({"cast", "mul", "add"})
 """Ops that turn sums of products of integers into floats."""
+_INTEGERS: Final = frozenset({"int8", "uint8"})
+"""Types of integer codes."""
 _PASSED: Final = frozenset({"cast", _QUANTIZE, _DEQUANTIZE})
 """Ops that give the same value in another encoding."""
 _SATURATES: Final = frozenset({"relu", "clip"})
 """Ops that the saturation of codes can do."""
 
 
-def matched_values(graph: Graph, other: Graph) -> dict[int, int]:
+def matched_values(graph: Graph, other: Graph, *, named: bool = True) -> dict[int, int]:
     """Ids of values of ``other`` by those of ``graph``: float values outside of bodies.
 
-    Inputs are matched by name, or by their order where the name is another one.
+    Inputs are matched by name, or by their order where the name is another one. ``named``
+    says that names of computed values are evidence by themselves.
     """
     inputs = _by_name(graph.inputs, other.inputs)
     partners = {v.id: partner.id for v, partner in inputs if v.format is not None}
     taken = set(partners.values())
-    for value, partner in _pairs(graph, other):
+    for value, partner in _pairs(graph, other, named=named):
         if value.id not in partners and partner.id not in taken:
             partners[value.id] = partner.id
             taken.add(partner.id)
     return partners
 
 
-def _pairs(graph: Graph, other: Graph) -> Iterator[tuple[Value, Value]]:
+def _pairs(graph: Graph, other: Graph, *, named: bool) -> Iterator[tuple[Value, Value]]:
     """Pairs of results by the names of outputs and of values, then by the ops they are of."""
     mine, theirs = ({v.id: v for v in _results(g)} for g in (graph, other))
     for value, end in _by_name(graph.outputs, other.outputs):
@@ -454,7 +457,7 @@ def _pairs(graph: Graph, other: Graph) -> Iterator[tuple[Value, Value]]:
         if value.id in mine and partner is not None and value.name == end.name:
             yield value, partner
     names = {v.name: v for v in theirs.values()}
-    for value in mine.values():
+    for value in mine.values() if named else ():
         if value.name in names:
             partner = names[value.name]
             yield _before_clip(graph, value, other, partner), partner
@@ -509,19 +512,43 @@ def _format_of(graph: Graph, node: Node) -> Format:
     return Format.INT8 if coded else node.format or Format.FP32
 
 
-def _on_integers(graph: Graph, node: Node) -> bool:
-    """Whether a result is a scaled sum of products of integers, as of dynamic quantization."""
+def _codes_read(graph: Graph, node: Node) -> Format | None:
+    """The format of the codes that are decoded for an op; None if it reads none."""
+    read = (origin(graph, graph.values[i]) for i in node.inputs if i is not None)
+    makers = (maker for maker in map(graph.maker, read) if maker is not None)
+    coding = next((maker for maker in makers if maker.op in _CODES), None)
+    if coding is None:
+        return None
+    ends = (graph.read(coding, 0), *(graph.values[i] for i in coding.outputs if i is not None))
+    return next(filter(None, map(_code_format, ends)), Format.INT8)
+
+
+def _codes_multiplied(graph: Graph, node: Node) -> Format | None:
+    """The format of the codes whose products are summed, as of dynamic quantization.
+
+    Scales are applied to the sums, or to the codes before.
+    """
     waiting, seen = [node], {node.id}
     while waiting:
         for index in waiting.pop().inputs:
             maker = None if index is None else graph.maker(index)
-            if maker is None or maker.id in seen:
+            if index is None or maker is None or maker.id in seen:
                 continue
+            fmt = _code_format(graph.values[index])
+            if fmt is not None:
+                return fmt
             if by_name(maker.op).kind is OpKind.QUANTIZE and maker.op not in _CODES:
-                return True
+                return Format.INT8
             seen.add(maker.id)
             waiting += [maker] if maker.op in _SCALES else []
-    return False
+    return None
+
+
+def _code_format(value: Value | None) -> Format | None:
+    """The format of codes of 8 bits; None if the value holds other numbers."""
+    if value is None or value.dtype in _INTEGERS:
+        return None if value is None else Format.INT8
+    return value.format if value.format is not None and value.format.bits == 8 else None
 
 
 def _results(graph: Graph) -> Iterator[Value]:

@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 
 from finecast.engines.base import Capability, Engine, Loadable, Session
-from finecast.engines.torch.integers import Prepare, takes_codes
+from finecast.engines.torch.integers import Prepare
 from finecast.engines.torch.rates import capabilities, rate_here
 from finecast.engines.torch.session import ModuleSession, runnable
 from finecast.errors import EngineError
@@ -83,9 +83,7 @@ class TorchEngine(Engine):
 
     def has_kernel(self, node: Node, fmt: Format) -> bool | None:
         """Whether an op has a kernel, as far as runs of this model have told."""
-        works = (
-            takes_codes(node, fmt) if fmt.multiplies_codes else node.native not in self.lacking
-        )
+        works = fmt.multiplies_codes or node.native not in self.lacking
         return None if works else False
 
     def without(self, ops: frozenset[str]) -> TorchEngine:

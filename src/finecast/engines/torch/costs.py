@@ -28,9 +28,9 @@ from torch.utils._python_dispatch import (
 )
 
 from finecast.engines.torch import rates
-from finecast.engines.torch.integers import takes_codes
 from finecast.engines.torch.rates import Rate, least_times, one_thread, rate_here
 from finecast.frontends.torch.aten import DTYPES, VIEWS, named_arguments
+from finecast.frontends.torch.codes import takes_codes
 from finecast.frontends.torch.reader import FxBinding, hint, tensor_inputs
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format

@@ -14,24 +14,13 @@ from torch.fx import GraphModule
 
 from finecast.frontends.torch.capture import quiet
 from finecast.frontends.torch.codes import scales_of_products
-from finecast.graph import Node
-from finecast.numbers.formats import Format
 
 # Wraps a module as it will be deployed: ``torch.compile``, or the module as it is.
 Prepare = Callable[[torch.nn.Module], Callable[..., Any]]
 
-_LINEAR: Final = "aten::linear"
-_FUSED: Final = frozenset({_LINEAR, "aten::conv2d"})
-"""Ops on codes that Inductor's passes for x86 fuse into one kernel."""
 _KERNELS: Final = ("onednn.qlinear_pointwise", "onednn.qconv_pointwise", "onednn.qconv2d_")
 _SCALES: Final = 4
 """Index of the argument of those kernels that has the scales of the weights."""
-
-
-def takes_codes(node: Node, fmt: Format = Format.INT8) -> bool:
-    """Whether a module may run ``node`` on the codes of ``fmt``; on integers if compiled."""
-    layers_alone = fmt.has_float_codes or fmt.dynamic_group is not None
-    return node.native == _LINEAR if layers_alone else node.native in _FUSED
 
 
 @contextmanager

@@ -11,16 +11,20 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from finecast.frontends.joining import ModelPair
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import check_made_for, edits_of
 from finecast.frontends.torch.capture import Captured, capture
-from finecast.frontends.torch.codes import CODES
+from finecast.frontends.torch.codes import CODES, takes_codes
 from finecast.frontends.torch.converted import ConvertedModule
 from finecast.frontends.torch.input_check import input_check
-from finecast.frontends.torch.native import TorchNative, adjusted, apply_edits
+from finecast.frontends.torch.native import TorchNative, adjusted, apply_edits, decoded
 from finecast.frontends.torch.reader import decided_by_data, hinted_shapes
+from finecast.frontends.torch.reader import device_kind as device_kind
 from finecast.frontends.torch.runnable import Shown
+from finecast.frontends.torch.scaled_products import takes_sizes
 from finecast.frontends.torch.straight_through import state_gradients
+from finecast.graph import Node
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.edits import Edit
@@ -43,7 +47,6 @@ if TYPE_CHECKING:
     from finecast.frontends.torch.native import convert_element_type as convert_element_type
     from finecast.frontends.torch.probing import first_order as first_order
     from finecast.frontends.torch.reader import FxBinding as FxBinding
-    from finecast.frontends.torch.reader import device_kind as device_kind
     from finecast.frontends.torch.reader import mark_regions as mark_regions
     from finecast.frontends.torch.reader import read as read
     from finecast.frontends.torch.restating import free_of_strides as free_of_strides
@@ -53,6 +56,9 @@ else:
 
 CASTS: Final = ModelLibrary(name="PyTorch", types=(), states=(Format.BF16, Format.FP16))
 """What graphs state by casts alone: training graphs, and programs for an emulated device."""
+_CPU: Final = "cpu"
+_AWAY: Final = "emulator"
+"""The engine of plans for devices that are not here."""
 LIBRARY: Final = replace(CASTS, states=(*CASTS.states, *CODES))
 """What programs state, which are compiled with frozen weights for products of integers."""
 
@@ -107,6 +113,7 @@ class TorchPrepared(Shown, PreparedModel):
     source: Captured | None = None
     of: ModelLibrary = LIBRARY
     adjusts = (Adjust.RANGE,)
+    names_stay = False
 
     @property
     def captured(self) -> Captured:
@@ -121,6 +128,22 @@ class TorchPrepared(Shown, PreparedModel):
     def roundable(self) -> TorchNative:
         """A copy whose values can be rounded."""
         return TorchNative.of(self.captured)
+
+    def pair(self, low: PreparedModel, *, by_types: bool) -> ModelPair:
+        """Layers of ``low`` on codes are each one op beside those of this model."""
+        del by_types
+        assert isinstance(low, TorchPrepared)
+        return ModelPair.of(self.roundable(), TorchNative.of(decoded(low.captured)))
+
+    def states_op(self, node: Node, fmt: Format, *, signed: bool) -> bool:
+        """Products on codes are those of layers, for a GPU of sizes that its kernels take."""
+        if fmt not in CODES:
+            return True
+        weights = self.graph.read(node, 1) if takes_codes(node, fmt) else None
+        if weights is None or not fmt.multiplies_integers:
+            return weights is not None
+        on_gpu = signed or device_kind(self.captured.module) != _CPU
+        return not on_gpu or takes_sizes(weights.shape or ())
 
     def adjusted(self, adjustments: Sequence[Adjustment]) -> TorchPrepared:
         """A copy with adjusted operands, to plan by; plans are applied to the original."""
@@ -167,10 +190,19 @@ def applied(captured: Captured, plan: Plan, where: str = "") -> TorchApplied:
         ModelError: If the plan was made for another model; names ``where``.
     """
     edits = planned_edits(captured, plan, where)
-    model = apply(captured, edits)
+    model = apply(captured, edits, for_gpu=_for_gpu(plan))
     model.eval()
     model.attach(plan, where)
     return TorchApplied(model=model, captured=captured, graph=captured.graph, edits=edits)
+
+
+def _for_gpu(plan: Plan) -> bool:
+    """Whether a plan for a device that is not here has products that GPUs alone have.
+
+    Targets of CPUs have no rates of ``int8_dynamic_row``: how the compiler runs it there
+    depends on what it makes of a module.
+    """
+    return plan.engine == _AWAY and Format.INT8_DYNAMIC_ROW in plan.low_formats
 
 
 def planned_edits(captured: Captured, plan: Plan, where: str = "") -> tuple[Edit, ...]:
@@ -185,13 +217,16 @@ def planned_edits(captured: Captured, plan: Plan, where: str = "") -> tuple[Edit
     return edits_of(captured.graph, plan, moves_codes=False)
 
 
-def apply(captured: Captured, edits: Sequence[Edit]) -> ConvertedModule:
-    """A copy of the captured module with ``edits`` made.
+def apply(
+    captured: Captured, edits: Sequence[Edit], *, for_gpu: bool = False
+) -> ConvertedModule:
+    """A copy of the captured module with ``edits`` made, which may be ``for_gpu``.
 
     Parameters that stay fp32 are shared with the module that was captured; tensors that the
     graph writes to (running statistics, caches) are not. The copy checks its inputs.
     """
     copy = TorchNative.of(captured)
+    copy.for_gpu = for_gpu
     with torch.no_grad():
         apply_edits(copy, edits)
     module = copy.binding.module

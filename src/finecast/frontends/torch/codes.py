@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from finecast.frontends.torch.aten import named_arguments, native_name
 from finecast.frontends.torch.restating import conversion
+from finecast.graph import Node
 from finecast.numbers.encodings import Dynamic, Scaled
 from finecast.numbers.formats import Format, Grid
 
@@ -36,6 +37,8 @@ CODES: Final = (
     Format.FP8_DYNAMIC_ROW,
 )
 """Formats of codes that modules state."""
+_FUSED: Final = frozenset({"aten::linear", "aten::conv2d"})
+"""Ops on integers that Inductor's passes for x86 fuse into one kernel."""
 _ROWS: Final = (1.0, 128, 1, 255, torch.uint8)
 """How a row is encoded after the division by its scale: Inductor's kernels take values as
 unsigned codes, with one scale for the whole tensor."""
@@ -56,10 +59,16 @@ def coded_ops() -> Any:
     return torch.ops.quantized_decomposed
 
 
-def states_product(operand: FxNode, grid: Grid) -> bool:
-    """Whether products on such codes are stated: on GPUs all are, on CPUs those in fp8."""
+def takes_codes(node: Node, fmt: Format = Format.INT8) -> bool:
+    """Whether a module can state ``node`` on the codes of ``fmt``."""
+    return node.native in _FUSED if fmt is Format.INT8 else node.native == "aten::linear"
+
+
+def states_product(operand: FxNode, grid: Grid, *, for_gpu: bool) -> bool:
+    """Whether products on such codes are stated: for GPUs all are, for CPUs those in fp8."""
     known = operand.meta.get("val")
-    return grid.has_floats or (known is not None and known.device.type != "cpu")
+    on_gpu = for_gpu or (known is not None and known.device.type != "cpu")
+    return grid.has_floats or on_gpu
 
 
 def _code_type(grid: Grid) -> torch.dtype:
@@ -83,7 +92,9 @@ def round_trip(graph: FxGraph, value: FxNode, to: Scaled) -> FxNode:
     return called(graph, coded_ops().dequantize_per_tensor.default, codes, *range_of)
 
 
-def rounded_rows(graph: FxGraph, value: FxNode, to: Dynamic) -> tuple[FxNode, FxNode]:
+def rounded_rows(
+    graph: FxGraph, value: FxNode, to: Dynamic, *, for_gpu: bool = False
+) -> tuple[FxNode, FxNode]:
     """New nodes that encode each row of ``value`` by its own scale.
 
     Gives what is decoded without the scales, and these. ``Dynamic.round`` is their product.
@@ -95,7 +106,7 @@ def rounded_rows(graph: FxGraph, value: FxNode, to: Dynamic) -> tuple[FxNode, Fx
     ends = called(graph, aten.clamp_min.default, ends, float(to.least))
     scales = called(graph, aten.div.Tensor, ends, float(to.largest))
     steps = called(graph, aten.div.Tensor, value, scales)
-    if states_product(value, to.grid):
+    if states_product(value, to.grid, for_gpu=for_gpu):
         # A quotient may be the largest code times 1 + 2^-23, which is rounded to that code.
         whole = steps if to.grid.has_floats else called(graph, aten.round.default, steps)
         codes = called(graph, _CAST, whole, dtype=_code_type(to.grid))
@@ -144,10 +155,12 @@ def stored_codes(tensor: torch.Tensor, to: Scaled) -> dict[str, torch.Tensor]:
     return {name: part.to(tensor.device) for name, part in parts.items()}
 
 
-def read_back(graph: FxGraph, stored: dict[str, FxNode], to: Scaled) -> FxNode:
+def read_back(
+    graph: FxGraph, stored: dict[str, FxNode], to: Scaled, *, for_gpu: bool = False
+) -> FxNode:
     """A new node that decodes the tensors of ``stored_codes`` to fp32."""
     grid = to.grid
-    if states_product(stored["codes"], grid):
+    if states_product(stored["codes"], grid, for_gpu=for_gpu):
         numbers = called(graph, _CAST, stored["codes"], dtype=torch.float32)
         scales = stored["scale"]
         if to.axis is not None:

@@ -45,6 +45,7 @@ from finecast.frontends.torch.codes import (
     state_rows,
     stored_codes,
 )
+from finecast.frontends.torch.decoded import decode_products
 from finecast.frontends.torch.reader import (
     FxBinding,
     ValueSource,
@@ -93,7 +94,17 @@ def adjusted(captured: Captured, adjustments: Sequence[Adjustment]) -> Captured:
         return captured
     model = TorchNative.of(captured)
     adjust(model, edits_by(adjustments, captured.graph))
-    module = model.binding.module
+    return _read_anew(captured, model.binding.module)
+
+
+def decoded(captured: Captured) -> Captured:
+    """A copy with each linear layer on codes as one of decoded numbers; itself without any."""
+    module = TorchNative.of(captured).binding.module
+    return _read_anew(captured, module) if decode_products(module) else captured
+
+
+def _read_anew(captured: Captured, module: GraphModule) -> Captured:
+    """``captured`` with its changed ``module``."""
     module.graph.eliminate_dead_code()
     forget_unused(module)
     module.graph.lint()
@@ -139,6 +150,7 @@ class TorchNative(NativeModel):
 
     Attributes:
         binding: What the ids of the graph stand for, in the module.
+        for_gpu: Whether the module is for a GPU, though its tensors may be on a CPU here.
     """
 
     library: ClassVar[str] = "PyTorch"
@@ -156,6 +168,7 @@ class TorchNative(NativeModel):
     ) -> None:
         super().__init__(graph)
         self.binding = binding
+        self.for_gpu = False
         self._fx = binding.module.graph
         self._program = program
         self._convert = convert
@@ -257,7 +270,7 @@ class TorchNative(NativeModel):
         parts = self._kept(value, to, lambda tensor: stored_codes(tensor, to))
         source = self.tensor(value)
         with self._fx.inserting_before([*parts.values()][-1].next):
-            back = read_back(self._fx, parts, to)
+            back = read_back(self._fx, parts, to, for_gpu=self.for_gpu)
         return _mark(back, source, source.meta["val"].to(torch.float32))
 
     def _kept(
@@ -307,7 +320,9 @@ class TorchNative(NativeModel):
             read, product = self.read_at(use.node, use.index), self.binding.nodes[use.node]
             if read not in codes_and_scales:
                 with self._after(read):
-                    codes_and_scales[read] = rounded_rows(self._fx, read, edit.to)
+                    codes_and_scales[read] = rounded_rows(
+                        self._fx, read, edit.to, for_gpu=self.for_gpu
+                    )
             _read_instead(product, use.index, codes_and_scales[read][0])
             (value,) = self.graph.following_outputs(self.graph.nodes[use.node])
             result = scaled_rows(product, codes_and_scales[read][1])

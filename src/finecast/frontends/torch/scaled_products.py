@@ -6,6 +6,7 @@ numbers, slowly.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -30,6 +31,11 @@ _INT8: Final = torch.int8
 # weights that are multiples of 8. Rows of zeros are added where there may be fewer.
 _FEW_ROWS: Final = 16
 _INT_SIZES: Final = 8
+
+
+def takes_sizes(sizes: Sequence[Any]) -> bool:
+    """Whether kernels on integers take weights of these sizes."""
+    return all(isinstance(n, int) and n % _INT_SIZES == 0 for n in sizes)
 
 
 def state_products(module: GraphModule) -> None:
@@ -96,7 +102,7 @@ class _Product:
                 end=layer,
             )
         sizes = weights.meta["val"].shape
-        if values.args[0].meta["val"].dtype is _INT8 and any(n % _INT_SIZES for n in sizes):
+        if values.args[0].meta["val"].dtype is _INT8 and not takes_sizes(sizes):
             return None
         (scaled,) = layer.users
         readers = list(scaled.users)

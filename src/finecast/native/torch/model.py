@@ -63,6 +63,7 @@ from finecast.native.torch.planning import (
     HOW_TO_RUN,
     autocast_formats,
     check_device,
+    check_target,
     choose,
     compiled_times,
     judged,
@@ -117,6 +118,8 @@ class TorchConverter(Converter):
         """The planner without kernels that are missing, and products that run on floats."""
         engine, policy = self.engines[0], request.policy
         if not isinstance(engine, TorchEngine):
+            if engine.emulates is not None:
+                check_target(policy, engine.emulates)
             return Converter._planner(self, prepared, request, facts)
         assert isinstance(prepared, TorchPrepared)
         check_device(policy, device_kind(prepared.captured.module))

@@ -17,6 +17,7 @@ from torch.fx import Node as FxNode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from finecast import ops
+from finecast.devices.emulation import Emulation
 from finecast.engines.base import Engine, Feeds
 from finecast.engines.exact import Exact
 from finecast.engines.torch import TorchEngine
@@ -473,19 +474,34 @@ _FP8_SINCE: Final = (8, 9)
 """The first compute capability of GPUs with products in fp8."""
 
 
+def check_target(policy: Policy, emulation: Emulation) -> None:
+    """Raise UsageError for integers that modules state for a CPU's compiler, on a GPU."""
+    target = emulation.target
+    by_row = target.computes_in(Format.INT8_DYNAMIC_ROW)
+    for fmt in (f for f in policy.formats if f.multiplies_codes and emulation.signed_codes):
+        _check_states(fmt, target.name, by_row=by_row)
+
+
 def check_device(policy: Policy, device: str) -> None:
     """Raise UsageError for products on codes that the device has no kernels for."""
     for fmt in (f for f in policy.formats if f.multiplies_codes and device != "cpu"):
-        if device != _GPU or (fmt.runs_on_codes and not fmt.has_float_codes):
-            raise UsageError(
-                f"{fmt.label} on {device}: plans are made for the CPU's kernels",
-                fix=f"use {Format.INT8_DYNAMIC_ROW.label}, bf16 or fp16"
-                if device == _GPU
-                else "use bf16 or fp16",
-            )
+        _check_states(fmt, device, by_row=device == _GPU)
         if fmt.has_float_codes and torch.cuda.get_device_capability() < _FP8_SINCE:
             raise UsageError(
                 f"{fmt.label} on {device}: it takes a GPU with fp8 products (Ada, Hopper or"
                 " later)",
                 fix="use bf16 or fp16",
             )
+
+
+def _check_states(fmt: Format, device: str, *, by_row: bool) -> None:
+    """Raise UsageError for codes whose products modules state for a CPU's compiler alone.
+
+    ``by_row`` says that the device has ``int8_dynamic_row``.
+    """
+    if not by_row or (fmt.runs_on_codes and not fmt.has_float_codes):
+        alike = f"{Format.INT8_DYNAMIC_ROW.label}, " if by_row else ""
+        raise UsageError(
+            f"{fmt.label} on {device}: plans are made for the CPU's kernels",
+            fix=f"use {alike}bf16 or fp16",
+        )

@@ -142,11 +142,11 @@ class TorchEmulatedSubject(EmulatedSubject):
     """A program on a device."""
 
     def prepared(self, policy: Policy) -> PreparedModel:
-        """The program prepared for ``policy``: of codes a device's plans have those of fp8.
+        """The program prepared for ``policy``, whose graph has to state products on codes.
 
-        Products on integers depend on what this machine's compiler makes of a module.
+        Those in int8 with scales found on data depend on what a CPU's compiler makes of them.
         """
-        coded = (f for f in CODES if f.has_float_codes)
+        coded = (f for f in CODES if f is not Format.INT8)
         of = replace(CASTS, states=(*CASTS.states, *coded))
         return replace(self.model.prepare(policy), of=of)
 
