@@ -39,7 +39,7 @@ REST = "; the other 96% goes only if neighbouring ops return to fp32 together"
 def test_error_of_no_op_alone_is_reported(left: float, told: str) -> None:
     """In PyTorch a value stays rounded until the ops on both sides of it are in fp32."""
     first, *_ = Contributions.of(plan_of(left)).lines
-    assert first == f"shares of the squared output error: {told}"
+    assert first == f"shares of the squared output error: predicted {told}"
 
 
 def test_a_loss_that_is_hardly_one_is_no_figure() -> None:

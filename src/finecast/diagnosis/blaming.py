@@ -77,8 +77,8 @@ _AS_GOOD: Final = 4.0
 which the best one leaves: one binary digit."""
 
 _BY_DEFINITIONS: Final = (
-    "computed by the definitions of the ops, in the types that the file has; --engine NAME"
-    " computes by an engine's kernels"
+    "both models were computed op by op, as the ops are defined and in the file's own types;"
+    " --engine NAME compares them in the kernels of an engine"
 )
 
 
@@ -304,7 +304,7 @@ class Blame(Report):
             if first.source:
                 notes.append(f"first wrong result in the code: {first.source}")
         if self.keep and len(self.culprits) <= _KEPT_OPS:
-            notes.append(f"to keep fp32: {self.keep}")
+            notes.append(f"convert and tune keep them in fp32 by {self.keep}")
         if self.engine is None:
             notes.append(_BY_DEFINITIONS)
         return [*notes, self.effort]

@@ -9,12 +9,18 @@ from typing import Any, Final
 
 from finecast.errors import in_shell
 from finecast.graph import Graph, Node
-from finecast.naming import left_out, number_of, plain
+from finecast.naming import left_out, number_of, percent, plain
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.alternatives import Decider
-from finecast.planning.contributions import TIME_IN, Contributions, precision_groups
+from finecast.planning.contributions import (
+    ERROR_IF,
+    MEASURED,
+    TIME_IN,
+    Contributions,
+    precision_groups,
+)
 from finecast.planning.plan import Decision, Plan
 from finecast.reports.base import Report, TextTable
 from finecast.rules import RULES
@@ -23,6 +29,9 @@ from finecast.rules.ranges import Calibration
 
 _FP32: Final = Format.FP32.label
 _FP32_TIME: Final = TIME_IN.format(_FP32)
+_US: Final = " us"
+_ERRORS: Final = (ERROR_IF.format(""), MEASURED)
+"""What the names of relative errors start with among the evidence."""
 _TIMES: Final = (
     "times are those of an op's kernel and of casts as the plan was made: they add up to no"
     " latency of the model, which tune measures"
@@ -335,12 +344,18 @@ class Explanation(Report):
 
 
 def _row(reason: Reason) -> tuple[str, str, str, str]:
-    evidence = ", ".join(
-        f"{k} {plain(v)}" if isinstance(v, float) else f"{k} {v}"
-        for k, v in reason.evidence.items()
-    )
+    evidence = ", ".join(_figure(name, figure) for name, figure in reason.evidence.items())
     permits = "any" if len(reason.permits) > 4 else " ".join(reason.permits)
     return reason.rule, permits, reason.text, evidence
+
+
+def _figure(name: str, figure: float | str) -> str:
+    """A figure with its unit: errors are relative ones."""
+    if not isinstance(figure, float):
+        return f"{name} {figure}"
+    if name.startswith(_ERRORS):
+        return f"{name} {percent(figure)}"
+    return f"{name.removesuffix(_US)} {plain(figure)}{_US if name.endswith(_US) else ''}"
 
 
 def _read_as(node: Node, port: int, decision: Decision | None) -> str:

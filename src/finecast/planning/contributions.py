@@ -247,7 +247,7 @@ class Contributions:
         first, *others = self.low
         told = ", ".join(one.share_text for one in others)
         if first.measured_share is None:
-            return ", ".join(filter(None, (first.share_text, told)))
+            return f"predicted {', '.join(filter(None, (first.share_text, told)))}"
         told = f"; predicted: {told}" if told else ""
         return f"{first.share_text}, measured by putting it back into fp32{told}"
 

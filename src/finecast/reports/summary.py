@@ -289,13 +289,13 @@ def _gained(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
 
 def _gain(saved_ms: float, casts_ms: float) -> str:
     """What a format saves, as the sum of its kernel's time and that of its casts."""
-    text = f" By profiled times it saves {_ms(saved_ms)}"
+    text = f" By the profile of kernels it saves {_ms(saved_ms)}"
     if casts_ms:
         casts = _ms(abs(casts_ms))
         casts = (
             f"less {casts} of casts"
             if casts_ms > 0
-            else f"and {casts} of casts that are not needed"
+            else f"and {casts} of casts, which its neighbours would need"
         )
         text += f": {_ms(saved_ms + casts_ms)} in its kernel, {casts}"
     return f"{text}."
