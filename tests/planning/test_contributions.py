@@ -44,4 +44,4 @@ def test_error_of_no_op_alone_is_reported(left: float, told: str) -> None:
 
 def test_a_loss_that_is_hardly_one_is_no_figure() -> None:
     assert loss_text(0.0, 0.00002) == "less than 0.0001"
-    assert loss_text(0.004, 0.001) == "0.004, give or take 0.001"
+    assert loss_text(0.004, 0.001) == "0.004 on average (standard error 0.001)"

@@ -12,8 +12,6 @@ which one op alone is returned to fp32.
 from __future__ import annotations
 
 import math
-import re
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +29,7 @@ from finecast.engines.base import Array, Session, outputs_on
 from finecast.engines.exact import RELATIVE_ERROR, CachedSession, Exact
 from finecast.errors import in_shell
 from finecast.graph import Graph, Node
-from finecast.naming import left_out, listed, number_of, percent
+from finecast.naming import excluding, left_out, listed, number_of, percent
 from finecast.native.model import LowModel, Seen
 from finecast.native.scales import WrongScale
 from finecast.numbers.formats import Format
@@ -242,12 +240,7 @@ class Blame(Report):
     def keep(self) -> str:
         """The option that keeps the culprits in fp32; empty if there are none."""
         names = [n for c in self.culprits for n in (*(c.within or (c.node,)), *c.moved)]
-        if not names:
-            return ""
-        pattern = "|".join(map(re.escape, names))
-        return (
-            f"--exclude {shlex.quote(f'^({pattern})$' if len(names) > 1 else f'^{pattern}$')}"
-        )
+        return excluding(names) if names else ""
 
     @property
     def effort(self) -> str:

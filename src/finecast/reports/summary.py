@@ -12,13 +12,15 @@ from typing import Any, Final
 
 from finecast.engines.exact import RELATIVE_ERROR
 from finecast.engines.known import title_of
-from finecast.naming import an, enumerated, number_of, percent, percents
+from finecast.naming import an, enumerated, excluding, number_of, percent, percents
 from finecast.numbers.thresholds import MODELLED_GAIN
 from finecast.planning.contributions import shared_rest
 from finecast.reports.base import loss_text
 
 _MOST_DECISIONS: Final = 3
 """Decisions inside the model that are named."""
+_MOST_EXCLUDED: Final = 3
+"""Ops that are decided together and named in an option; a longer one is not read."""
 _FAR_OFF: Final = 4.0
 """Predicted errors are told to be wrong from this factor on. Of 160 plans of real models all
 were within 2.8 (``docs/prediction.md``)."""
@@ -110,7 +112,12 @@ def _answers(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) 
         return []
     if result["verdict"] != "improved":
         return [_verdict(content), "Use the model given: no other one was written."]
-    return [_speed(content, result), _loss(result), _costs(content, limiting), _next(result)]
+    return [
+        _speed(content, result),
+        _loss(result),
+        _costs(content, limiting),
+        _next(content, limiting),
+    ]
 
 
 def _speed(content: Mapping[str, Any], result: Mapping[str, Any]) -> str:
@@ -170,16 +177,23 @@ def _costs(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) ->
     return f"Where its squared output error comes from: {'; '.join(shares)}."
 
 
-def _next(result: Mapping[str, Any]) -> str:
+def _next(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> str:
+    result = content["result"]
     written = result.get("output")
     check = "write it by its save()"
     if written:
         check = "run it by the code below"
         if result.get("lock"):
             check = f"on the machine that will run it, call finecast verify {written}"
+    costly = next((unit["ops"] for unit in limiting if unit["ops"]), [])
+    more = "let finecast blame find the ops"
+    if costly:
+        option = excluding([content["ops"][i]["name"] for i in costly])
+        more = f"tune with {option if len(costly) <= _MOST_EXCLUDED else '--exclude'}"
+        more += ", which keeps in fp32 what costs the most accuracy"
     return (
-        f"Next: {check}; if it loses too much, keep the first of these ops in fp32 by"
-        " --exclude, and if too little is gained, see the plans that were tried."
+        f"Next: {check}. If it loses too much, {more}; if too little is gained, see the plans"
+        " that were tried."
     )
 
 
