@@ -149,7 +149,6 @@ def explained_ops(plan: Plan) -> list[ExplainedOp]:
         elif group.main != decision.node:
             continue
         else:
-            share = group.share if group.measured_share is None else group.measured_share
             row = ExplainedOp(
                 node=group.main,
                 others=len(group.ops) - 1,
@@ -158,7 +157,7 @@ def explained_ops(plan: Plan) -> list[ExplainedOp]:
                 decided_by=decider_of(decision),
                 us=group.times_us.get(group.format),
                 fp32_us=group.times_us.get(_FP32),
-                share=share if group.is_low and group.errors else None,
+                share=group.known_share if group.is_low and group.errors else None,
             )
         rows.append(row)
     return sorted(rows, key=lambda one: -1.0 if one.us is None else one.us, reverse=True)
