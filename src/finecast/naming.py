@@ -68,8 +68,8 @@ def plain_dashes(word: str) -> str:
 
 
 def number_of(count: int, noun: str) -> str:
-    """``1 trial``, ``2 trials``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """``1 trial``, ``2 trials``, ``1,500 trials``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def excluding(names: Sequence[str]) -> str:
