@@ -19,6 +19,7 @@ from finecast.engines.exact import RELATIVE_ERROR
 from finecast.engines.known import title_of
 from finecast.measure.environment import cpu_label, environment
 from finecast.naming import enumerated, number_of, percent
+from finecast.native.engine_times import CLEAR
 from finecast.numbers.formats import Format
 from finecast.planning.contributions import Contributions
 from finecast.reports.base import TextTable, loss_text, output_lines
@@ -216,10 +217,15 @@ def notes(result: Result) -> list[str]:
     lines += [products.text] if products else []
     lines += _ran(result)
     if result.engine_times:
-        told = ", ".join(time.text for time in result.engine_times)
-        lines.append(
-            f"a call of fp32 in a quick comparison of engines: {told}; choose by --engine"
+        preferred, *others = result.engine_times
+        times = ", ".join(time.text for time in result.engine_times)
+        near = preferred.engine == result.engine and any(
+            other.call_s < preferred.call_s for other in others
         )
+        kept = f"{title_of(preferred.engine)} is kept unless another is {CLEAR} times as fast"
+        why = f"; {kept}" if near else ""
+        compared = f"a call of fp32 in a quick comparison of engines: {times}{why}"
+        lines.append(f"{compared}; choose by --engine")
     lines += [one.text for one in result.other_engines]
     faster = next_faster(record, result.plan.digest)
     lines += [faster] if faster else []
