@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from finecast.cli import VERBS, command
-from finecast.cli.panels import HELP_ALL
+from finecast.cli.panels import HELP_ALL, plain_value
 from finecast.devices.targets import Target, list_targets, load_target, products_of
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
@@ -60,29 +60,18 @@ def _verb(verb: str) -> list[str]:
     text, examples = _help(found.help)
     records = [p.get_help_record(context) for p in found.params if p.name != HELP_ALL]
     arguments = [name for name, _ in records if not name.startswith("-")]
-    rows = [(f"`{_cell(_value(name))}`", _cell(meaning)) for name, meaning in records]
+    rows = [(f"`{_cell(plain_value(name))}`", _cell(meaning)) for name, meaning in records]
     parts = [
         f"## {verb}",
         text,
         "```text\n"
-        + " ".join(("finecast", verb, "[OPTIONS]", *map(_value, arguments)))
+        + " ".join(("finecast", verb, "[OPTIONS]", *map(plain_value, arguments)))
         + "\n```",
         _table(("option", "meaning"), rows),
     ]
     if examples:
         parts.append("```text\n" + "\n".join(examples) + "\n```")
     return parts
-
-
-def _value(name: str) -> str:
-    """An option or argument with plain words for the types of its values, not Typer's."""
-    if not name.startswith("-"):
-        return name.partition(" ")[0]
-    words = {"<str>": "TEXT", "<path>": "FILE", "<int>": "N", "<int range>": "N"}
-    words |= {"<float>": "X", "<float range>": "X", "<list[Path]>": ""}
-    for typed, plain in words.items():
-        name = name.replace(f" {typed}", f" {plain}".rstrip())
-    return name
 
 
 def _help(text: str) -> tuple[str, list[str]]:

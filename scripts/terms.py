@@ -25,7 +25,8 @@ TERMS: Final[Mapping[str, str]] = {
     r"anchors?": "baseline",
     r"subjects?|examined": "tuning target, analysis",
     r"t(?:ell|ells|elling|old)": "report, log, notice, say",
-    r"restat\w+|stated|(?:can|cannot|could) state": "written, expressed",
+    r"restat\w+|states(?! of)|stating|stated|(?:can|cannot|could|to|models?) state"
+    r"|state (?:it|its|them|the|how|what|short|a plan)": "written, expressed",
     r"tak\w+ (?:it |them )?back|took (?:it |them )?back": "revert",
     r"fall\w* apart|fell apart": "not fused",
     r"price.books?": "timing cache",

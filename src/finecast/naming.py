@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
@@ -66,8 +68,14 @@ def plain_dashes(word: str) -> str:
 
 
 def number_of(count: int, noun: str) -> str:
-    """``1 trial``, ``2 trials``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """``1 trial``, ``2 trials``, ``1,500 trials``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def excluding(names: Sequence[str]) -> str:
+    """The option that keeps the ops of these names in fp32: ``--exclude '^(a|b)$'``."""
+    pattern = "|".join(map(re.escape, names))
+    return f"--exclude {shlex.quote(f'^({pattern})$' if len(names) > 1 else f'^{pattern}$')}"
 
 
 def an(noun: str) -> str:

@@ -146,6 +146,8 @@ def test_help_fits_80_columns_and_has_an_example(
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if len(line) > 80] == []
     assert any(line.strip().startswith(f"finecast {name}") for line in lines)
+    # Types are named as users know them: it said ``<int range>`` and ``<list[Path]>``.
+    assert [line for line in lines if re.search(r"<\w+[^>]*>", line)] == []
 
 
 def test_interrupts_exit_with_130(verb: Callable[[Callable[[], object]], None]) -> None:

@@ -131,7 +131,7 @@ def test_tune_tries_every_format_that_gains_on_a_device(
     found = finecast("tune", net, "-o", net.with_name("a.onnx"), "--data", data, *kept).json
     assert found["verdict"] == "improved", found["why"]
     assert {"int8", "int8_weights"} & found["ops"].keys()  # as fast, where weights are most
-    assert "skipped: avx512-vnni computes bf16 in a wider format" in found["why"]
+    assert "skipped: bf16, which avx512-vnni computes in a wider format" in found["why"]
     verified = finecast("verify", net.with_name("a.onnx"))
     assert verified.code == ExitCode.USAGE
     assert "and none for a --target; convert writes one with --lock" in verified.err

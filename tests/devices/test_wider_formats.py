@@ -90,7 +90,7 @@ def test_every_verb_says_that_a_format_is_computed_in_a_wider_one(
 ) -> None:
     speed = speed_of(EmulatorEngine(emulation=explicit_casts(name)), fmt)
     assert not speed.gains
-    assert speed.text == f"{name} computes {fmt.label} in a wider format"
+    assert speed.text == f"{fmt.label}, which {name} computes in a wider format"
     note, stored = speed.note, load_target(name).stored(fmt) is fmt
     assert note.endswith("only less memory is moved" if stored else SAME)
     asked: dict[str, Any] = {"target": name}

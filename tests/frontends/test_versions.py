@@ -30,7 +30,7 @@ from tests.frontends.tools import parse, tensor
 
 RNG = np.random.default_rng(0)
 NEWEST = [helper.make_opsetid("", 28)]
-TOLD = "it states IR version 14 and opset 28"
+TOLD = "it has IR version 14 and opset 28"
 
 
 def written(path: Path, *ops: str, opsets: list[onnx.OperatorSetIdProto] = NEWEST) -> Path:

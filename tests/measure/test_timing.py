@@ -90,4 +90,3 @@ def test_quantiles() -> None:
     times = Latency(samples_s=tuple(float(i) for i in range(1, 12)))
     assert (times.median_s, times.p10_s, times.p90_s) == (6, 2, 10)
     assert times.iqr_s == 5
-    assert times.spread == pytest.approx(5 / 6)

@@ -120,3 +120,15 @@ def test_a_search_moves_to_the_faster_engine_unless_one_is_named(
     line = "a call of fp32 in a quick comparison of engines: OpenVINO 2 ms"
     told = any(line in text for text in result.lines)
     assert told is (engine != "openvino")
+
+
+def test_an_engine_that_is_kept_though_another_is_a_little_faster_has_a_reason(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line named the faster one, and the search went on in the other."""
+    monkeypatch.setattr(EngineSubject, "engine_times", lambda *_, **__: times(2e-3, 1.95e-3))
+    data = {"x": np.random.default_rng(1).standard_normal((20, 8)).astype(np.float32)}
+    result = finecast.tune(str(model), data=data, metric="snr_db", max_drop=5.0)
+    assert result.engine == "openvino:CPU"
+    (line,) = (text for text in result.lines if "quick comparison" in text)
+    assert "OpenVINO is kept unless another is 1.1 times as fast" in line

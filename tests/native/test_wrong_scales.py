@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
 import finecast
+from finecast.frontends.torch.codes import coded_ops
 from finecast.native.model import ReadOptions
 from finecast.native.opening import opened
 from finecast.native.scales import stored_range
@@ -183,3 +185,59 @@ def test_a_scale_of_zeros_is_not_wrong(tmp_path: Path) -> None:
     data = {"x": np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)}
     quantize_static(path, low, Reader(data))
     assert not finecast.blame(path, low, data=data, max_error=0.5).wrong_scales
+
+
+class Mlp(torch.nn.Module):
+    """Two layers, in fp32 or as PyTorch's quantizers write them: by PyTorch's own ops."""
+
+    def __init__(self, scales: tuple[float, float] | None) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.first = torch.nn.Parameter(torch.randn(16, 8, generator=generator))
+        weight = torch.randn(4, 16, generator=generator)
+        self.scales = scales
+        if scales is None:
+            self.second = torch.nn.Parameter(weight)
+            return
+        steps = weight.abs().amax(dim=1) / 127 * scales[1]
+        self.register_buffer("steps", steps)
+        self.register_buffer("zeros", torch.zeros(4, dtype=torch.int64))
+        integers = torch.round(weight / steps[:, None]).to(torch.int8)
+        self.register_buffer("integers", integers)
+
+    def forward(self, x: Any) -> Any:
+        linear, ops = torch.nn.functional.linear, coded_ops()
+        inner = torch.relu(linear(x, self.first))
+        if self.scales is None:
+            return linear(inner, self.second)
+        step, uint8, int8 = 16 / 255 * self.scales[0], torch.uint8, torch.int8
+        inner = ops.quantize_per_tensor(inner, step, 0, 0, 255, uint8)
+        inner = ops.dequantize_per_tensor(inner, step, 0, 0, 255, uint8)
+        channels = (self.steps, self.zeros, 0, -127, 127, int8)
+        return linear(inner, ops.dequantize_per_channel(self.integers, *channels))
+
+
+def test_scales_of_a_pytorch_file_are_read(tmp_path: Path) -> None:
+    """It named the op alone: scales are arguments there, and no operands."""
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    files = {}
+    for name, scales in {"fp32": None, "right": (1.0, 1.0), "wrong": (30.0, 20.0)}.items():
+        files[name] = tmp_path / f"{name}.pt2"
+        program = torch.export.export(Mlp(scales).eval(), (x,))
+        torch.export.save(program, files[name])
+    data = {"x": x.numpy()}
+    right, wrong = (
+        finecast.blame(files["fp32"], files[n], data=data) for n in ("right", "wrong")
+    )
+    assert not right.wrong_scales
+    activations, weights = sorted(
+        (scale for _, scale in wrong.wrong_scales), key=lambda scale: scale.constant
+    )
+    assert activations.covers == pytest.approx((0, 16 * 30), rel=0.01)
+    assert activations.too_coarse == pytest.approx(16 * 30 / activations.reaches[1], rel=0.01)
+    assert weights.constant
+    assert weights.too_coarse == pytest.approx(20, rel=0.05)
+    assert weights.channels == 4
+    ((node, _), *_) = wrong.wrong_scales
+    assert node == wrong.culprits[0].node
+    assert wrong.culprits[0].reasons[0] in (activations.text, weights.text)

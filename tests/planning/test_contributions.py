@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from finecast.numbers.formats import Format
-from finecast.planning.contributions import ERROR_IF, Contributions
+from finecast.planning.contributions import ERROR_IF, Contributions, confirmed
 from finecast.planning.plan import Plan
 from finecast.reports.base import loss_text
 from tests.planning.test_alternatives import fastest
@@ -39,9 +39,27 @@ REST = "; the other 96% goes only if neighbouring ops return to fp32 together"
 def test_error_of_no_op_alone_is_reported(left: float, told: str) -> None:
     """In PyTorch a value stays rounded until the ops on both sides of it are in fp32."""
     first, *_ = Contributions.of(plan_of(left)).lines
-    assert first == f"shares of the squared output error: {told}"
+    assert first == f"shares of the squared output error: predicted: {told}"
+
+
+def test_an_op_of_a_small_measured_share_is_not_named_first() -> None:
+    """It stood first by its predicted share: 8% before 28%, with advice to keep it in fp32."""
+    plan = plan_of(0.5)
+    first, second = Contributions.of(plan).low
+    measured = confirmed(plan, first, 1.0, math.sqrt(0.9))
+    assert [one.main for one in Contributions.of(measured).low] == [second.main, first.main]
+    told, *_ = Contributions.of(measured).lines
+    assert told == (
+        f"shares of the squared output error: {first.main} (bf16) 10%, measured by putting it"
+        f" back into fp32; predicted: {second.main} (bf16) 50%"
+    )
+    both = confirmed(measured, second, 1.0, math.sqrt(0.6))
+    told, *_ = Contributions.of(both).lines
+    assert told.endswith(
+        "n1 (bf16) 40%, n0 (bf16) 10%, measured by putting each back into fp32"
+    )
 
 
 def test_a_loss_that_is_hardly_one_is_no_figure() -> None:
     assert loss_text(0.0, 0.00002) == "less than 0.0001"
-    assert loss_text(0.004, 0.001) == "0.004, give or take 0.001"
+    assert loss_text(0.004, 0.001) == "0.004 on average (standard error 0.001)"

@@ -261,8 +261,10 @@ def test_the_first_screen_answers_four_questions() -> None:
         "Where its squared output error comes from: predicted 25% from net/"
     )
     assert costs.count("predicted") == 1
-    assert following.startswith("Next: write it by its save(); if it loses too much")
-    assert "keep the first of these ops in fp32" in following
+    assert following.startswith(
+        "Next: write it by its save(). If it loses too much, tune with"
+    )
+    assert "--exclude '^net/" in following
     expected = ExpectedLoss(loss=0.004, deviation=0.001)
     certain = Certificate(
         bound=0.02, confidence=0.95, samples=400, loss=0.001, method="exact bound"
@@ -271,7 +273,7 @@ def test_the_first_screen_answers_four_questions() -> None:
     there, at_most = (
         replace(found, **one).report().to_dict()["summary"]["answers"][1] for one in told
     )
-    assert there.endswith("expect a loss of 0.004, give or take 0.001.")
+    assert there.endswith("expect a loss of 0.004 on average (standard error 0.001).")
     assert at_most.endswith("lose at most 0.02, at 95% confidence.")
 
 

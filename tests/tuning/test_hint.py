@@ -16,6 +16,7 @@ from tests.reports import made
 
 CLEAR = Interval(low=0.93, median=0.95, high=0.97)
 LEANING = Interval(low=0.93, median=0.95, high=1.01)
+NARROW = Interval(low=0.985, median=0.99, high=0.995)
 BEHIND = Interval(low=0.96, median=1.01, high=1.05)
 SLOWER = Interval(low=1.01, median=1.03, high=1.05)
 
@@ -32,6 +33,7 @@ SLOWER = Interval(low=1.01, median=1.03, high=1.05)
         (0.9, True, CLEAR, SLOWER, False),
         (0.9, True, BEHIND, CLEAR, False),  # the two races contradict each other
         (0.9, True, SLOWER, CLEAR, False),
+        (0.9, True, NARROW, NARROW, False),  # 1%: a plan that gains so little is none
     ],
 )
 def test_an_anchor_is_named_if_two_races_show_it_better(

@@ -62,6 +62,28 @@ def test_the_plan_is_written_beside_the_model(tune: Tune, tmp_path: Path) -> Non
     assert known["speedup"] == pytest.approx(found.speedup, rel=1e-5)
 
 
+def test_speeds_in_several_processes_are_those_of_the_tuned_model(tune: Tune) -> None:
+    """They stood on the line of fp32, whose speed is 1 in each."""
+    found = replace(tune(), target="", engine="openvino", speedups=(1.9, 2.0, 2.1))
+    fp32, tuned = found.lines[1:3]
+    assert "processes" not in fp32
+    assert tuned.endswith("(x1.90 to x2.10 in 3 processes)")
+    assert found.comparison.title.endswith("; x1.90 to x2.10 in 3 processes")
+
+
+def test_what_was_predicted_is_said_where_it_is_another_figure(tune: Tune) -> None:
+    """Of a plan that predictions are scaled to, both were said, and are one measurement."""
+    found = tune()
+    same = replace(found, predicted_error=found.measured_error)
+    other = replace(found, predicted_error=2 * found.measured_error)
+    (said, *_), (both, *_) = (
+        [line for line in one.lines if line.startswith("relative output error")]
+        for one in (same, other)
+    )
+    assert "predicted" not in said
+    assert "predicted" in both
+
+
 def test_outputs_of_one_stem_have_plans_of_their_own(mlp: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 

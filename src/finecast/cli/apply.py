@@ -23,7 +23,9 @@ from finecast.progress import shown
 
 
 def run(
-    plan: Annotated[Path, typer.Argument(help="A plan that tune or convert wrote.")],
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", help="A plan that tune or convert wrote.")
+    ],
     model: Model,
     written: Written,
     data: ComparedSamples,

@@ -57,8 +57,8 @@ def run(
 
     Types of inputs and outputs are kept. Nothing is written unless the model is valid and
     runs; with --target the device's emulator runs it. --data calibrates and verifies. Without
-    --auto-cast finecast chooses by op. A compiler's options (--fast-math, --from-env) change
-    the ops that the compiler would.
+    --auto-cast finecast chooses by op. A compiler's options (--fast-math, --from-env) cast
+    the ops that the compiler casts.
 
     Examples:
       finecast convert m.onnx -o bf16.onnx --auto-cast all --auto-cast-type bf16

@@ -40,7 +40,8 @@ def run(
     running: Engine,
     how: Read,
     node: Annotated[
-        str | None, typer.Argument(help="The name of an op; without it a table of all ops.")
+        str | None,
+        typer.Argument(metavar="OP", help="The name of an op; without it a table of all ops."),
     ] = None,
     plan: Annotated[
         Path | None, typer.Option(help="The plan; without it what the rules permit is shown.")
@@ -91,7 +92,7 @@ def _refuse_beside_plan(options: Sequence[str]) -> None:
     """Raise UsageError if ``options``, which a plan leaves without effect, are any."""
     if options:
         raise UsageError(
-            "the plan states what was decided, so this would change nothing",
+            "the plan has what was decided, so this would change nothing",
             where=", ".join(options),
             fix="leave it out, or leave out --plan",
         )

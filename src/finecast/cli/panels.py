@@ -20,6 +20,14 @@ from finecast.naming import options_of
 from finecast.plugin import load, plugins
 
 HELP_ALL: Final = "help_all"
+_PLAIN: Final = {
+    "<str>": "TEXT",
+    "<path>": "FILE",
+    "<int>": "N",
+    "<int range>": "N",
+    "<float>": "X",
+    "<float range>": "X",
+}
 _FIRST: Final = "Options"
 PANELS: Final[dict[str, tuple[str, ...]]] = {
     _FIRST: (
@@ -132,6 +140,15 @@ def helping(run: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def plain_value(name: str) -> str:
+    """An option or argument with plain words for the types of its values, not Typer's."""
+    if not name.startswith("-"):
+        return name.partition(" ")[0]
+    for typed, plain in _PLAIN.items():
+        name = name.replace(f" {typed}", f" {plain}")
+    return name
+
+
 class PanelledCommand(TyperCommand):
     """A verb whose options are listed by panels, in the panels' order."""
 
@@ -145,7 +162,7 @@ class PanelledCommand(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then a section for each panel that has options."""
         records = {
-            param.name: record
+            param.name: (plain_value(record[0]), record[1])
             for param in self.get_params(ctx)
             if (record := param.get_help_record(ctx)) is not None
             and (self.is_long or param.name != HELP_ALL)

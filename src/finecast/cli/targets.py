@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def run(
-    name: Annotated[str | None, typer.Argument(help="One target, in full.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="One target, in full.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """The devices that --target takes; with NAME, one of them in full.

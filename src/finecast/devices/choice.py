@@ -41,7 +41,7 @@ _NO_TARGET: Final = "TARGET"
 _NOTE_ON_BLOCKS: Final = (
     "{}: the model has such weights in blocks, by DequantizeLinear, which no engine here runs:"
     " its numbers were computed by finecast. Where a device multiplies blocks, its kernels"
-    " round the values that meet them, which no ONNX model states"
+    " round the values that meet them, which no ONNX model says"
 )
 
 

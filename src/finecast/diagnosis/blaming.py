@@ -12,8 +12,6 @@ which one op alone is returned to fp32.
 from __future__ import annotations
 
 import math
-import re
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +29,7 @@ from finecast.engines.base import Array, Session, outputs_on
 from finecast.engines.exact import RELATIVE_ERROR, CachedSession, Exact
 from finecast.errors import in_shell
 from finecast.graph import Graph, Node
-from finecast.naming import left_out, listed, number_of, percent
+from finecast.naming import excluding, left_out, listed, number_of, percent
 from finecast.native.model import LowModel, Seen
 from finecast.native.scales import WrongScale
 from finecast.numbers.formats import Format
@@ -77,8 +75,8 @@ _AS_GOOD: Final = 4.0
 which the best one leaves: one binary digit."""
 
 _BY_DEFINITIONS: Final = (
-    "computed by the definitions of the ops, in the types that the file has; --engine NAME"
-    " computes by an engine's kernels"
+    "both models were computed op by op, as the ops are defined and in the file's own types;"
+    " --engine NAME compares them in the kernels of an engine"
 )
 
 
@@ -242,12 +240,7 @@ class Blame(Report):
     def keep(self) -> str:
         """The option that keeps the culprits in fp32; empty if there are none."""
         names = [n for c in self.culprits for n in (*(c.within or (c.node,)), *c.moved)]
-        if not names:
-            return ""
-        pattern = "|".join(map(re.escape, names))
-        return (
-            f"--exclude {shlex.quote(f'^({pattern})$' if len(names) > 1 else f'^{pattern}$')}"
-        )
+        return excluding(names) if names else ""
 
     @property
     def effort(self) -> str:
@@ -304,7 +297,7 @@ class Blame(Report):
             if first.source:
                 notes.append(f"first wrong result in the code: {first.source}")
         if self.keep and len(self.culprits) <= _KEPT_OPS:
-            notes.append(f"to keep fp32: {self.keep}")
+            notes.append(f"convert and tune keep them in fp32 by {self.keep}")
         if self.engine is None:
             notes.append(_BY_DEFINITIONS)
         return [*notes, self.effort]

@@ -114,7 +114,7 @@ class EmulationReport(Report):
         scores = by_output(self.metric)
         return TextTable(
             left=("op", "node", "why"),
-            right=("output\nerror", "share of\nits square"),
+            right=("output\nerror", "share of\nsquared error"),
             rows=[
                 (
                     c.node.op,

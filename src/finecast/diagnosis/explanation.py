@@ -9,12 +9,18 @@ from typing import Any, Final
 
 from finecast.errors import in_shell
 from finecast.graph import Graph, Node
-from finecast.naming import left_out, number_of, plain
+from finecast.naming import left_out, number_of, percent, plain
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
 from finecast.planning.alternatives import Decider
-from finecast.planning.contributions import TIME_IN, Contributions, precision_groups
+from finecast.planning.contributions import (
+    ERROR_IF,
+    MEASURED,
+    TIME_IN,
+    Contributions,
+    precision_groups,
+)
 from finecast.planning.plan import Decision, Plan
 from finecast.reports.base import Report, TextTable
 from finecast.rules import RULES
@@ -23,6 +29,9 @@ from finecast.rules.ranges import Calibration
 
 _FP32: Final = Format.FP32.label
 _FP32_TIME: Final = TIME_IN.format(_FP32)
+_US: Final = " us"
+_ERRORS: Final = (ERROR_IF.format(""), MEASURED)
+"""What the names of relative errors start with among the evidence."""
 _TIMES: Final = (
     "times are those of an op's kernel and of casts as the plan was made: they add up to no"
     " latency of the model, which tune measures"
@@ -140,7 +149,6 @@ def explained_ops(plan: Plan) -> list[ExplainedOp]:
         elif group.main != decision.node:
             continue
         else:
-            share = group.share if group.measured_share is None else group.measured_share
             row = ExplainedOp(
                 node=group.main,
                 others=len(group.ops) - 1,
@@ -149,7 +157,7 @@ def explained_ops(plan: Plan) -> list[ExplainedOp]:
                 decided_by=decider_of(decision),
                 us=group.times_us.get(group.format),
                 fp32_us=group.times_us.get(_FP32),
-                share=share if group.is_low and group.errors else None,
+                share=group.known_share if group.is_low and group.errors else None,
             )
         rows.append(row)
     return sorted(rows, key=lambda one: -1.0 if one.us is None else one.us, reverse=True)
@@ -335,12 +343,18 @@ class Explanation(Report):
 
 
 def _row(reason: Reason) -> tuple[str, str, str, str]:
-    evidence = ", ".join(
-        f"{k} {plain(v)}" if isinstance(v, float) else f"{k} {v}"
-        for k, v in reason.evidence.items()
-    )
+    evidence = ", ".join(_figure(name, figure) for name, figure in reason.evidence.items())
     permits = "any" if len(reason.permits) > 4 else " ".join(reason.permits)
     return reason.rule, permits, reason.text, evidence
+
+
+def _figure(name: str, figure: float | str) -> str:
+    """A figure with its unit: errors are relative ones."""
+    if not isinstance(figure, float):
+        return f"{name} {figure}"
+    if name.startswith(_ERRORS):
+        return f"{name} {percent(figure)}"
+    return f"{name.removesuffix(_US)} {plain(figure)}{_US if name.endswith(_US) else ''}"
 
 
 def _read_as(node: Node, port: int, decision: Decision | None) -> str:

@@ -89,7 +89,7 @@ def get_engine(spec: str) -> Engine:
     engine: Engine = load(f"{entry.module}:{entry.factory}")(device or entry.device)
     if not hasattr(engine, "name"):
         raise EngineError(
-            f"the engine {name!r} states no name",
+            f"the engine {name!r} has no name",
             where=f"{entry.module}:{entry.factory}",
             fix="its class needs `name`, that of its EngineEntry",
         )

@@ -79,7 +79,7 @@ _FAILURES = (
 )
 _TOO_NEW = re.compile("model IR version|is under development")
 _LOWER_VERSIONS = (
-    "state versions that it reads: opset_imports and ir_version of onnx.helper.make_model,"
+    "write versions that it reads: opset_imports and ir_version of onnx.helper.make_model,"
     " or onnx.version_converter.convert_version(model, 21) and model.ir_version = 10"
 )
 _SUFFIX = "ExecutionProvider"

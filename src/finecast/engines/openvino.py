@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 _MICROSECOND_S = 1e-6
 _CUT_OFF_S = 0.5e-6
 _NEEDS_RANK = (
-    "state how many dimensions the input has before the model is saved: for an OpenVINO model"
+    "set how many dimensions the input has before the model is saved: for an OpenVINO model"
     " ov.convert_model(..., input=[...]), or model.reshape({NAME: [-1, 3, 224, 224]})"
 )
 _OWN_MODEL = "check that this release of OpenVINO runs the model as it is"

@@ -125,7 +125,7 @@ def _documented(target: Target, fmt: Format) -> Speed:
     stays = target.stored(fmt) is fmt is not Format.TF32
     return Speed(
         gains=False,
-        text=f"{target.name} computes {fmt.label} in a wider format",
+        text=f"{fmt.label}, which {target.name} computes in a wider format",
         slow="only less memory is moved" if stays else "no speed is gained",
     )
 

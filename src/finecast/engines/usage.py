@@ -106,7 +106,7 @@ USAGES: Final[Mapping[str, Usage]] = {
         named={BEAM_INPUT: "numpy.arange({shape[0]}, dtype={dtype})"},
         call=("outputs = model(inputs)",),
         settings="without these settings OpenVINO chooses types itself",
-        types="f32 is for the ops that the plan left in fp32: lower types in the model stay",
+        types="f32 is for the plan's fp32 ops: ops in reduced precision keep their types",
         serving="give it requests by an openvino.AsyncInferQueue; without the performance hint"
         " OpenVINO serves one request at a time",
         notes={

@@ -347,8 +347,8 @@ class Race:
     def notes(self) -> tuple[str, ...]:
         """What there is to say of the times."""
         note = (
-            f"other processes took {self.denied:.0%} of the processor time that was needed:"
-            " speeds compare the processor time of calls; their milliseconds include waiting"
+            f"calls waited {self.denied:.0%} of their time for other processes: speeds compare"
+            " the processor time of calls, and milliseconds include the waiting"
         )
         return (note,) if self.denied else ()
 

@@ -179,11 +179,6 @@ class Latency:
         """Distance between the quartiles."""
         return self.quantile_s(0.75) - self.quantile_s(0.25)
 
-    @property
-    def spread(self) -> float:
-        """Distance between the quartiles as a share of the median."""
-        return self.iqr_s / self.median_s
-
     def quantile_s(self, q: float) -> float:
         """The ``q`` quantile of the times."""
         return float(np.quantile(self.samples_s, q))

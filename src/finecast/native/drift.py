@@ -394,12 +394,12 @@ def _speed(lock: Lock, now: Observed) -> Check:
     count = sample_count(calls)
     of = f" of {number_of(count, 'sample')}" if count > 1 else ""
     text = f"{now.call_s * 1e3:.3f} ms a call{of}, {was.call_s * 1e3:.3f} ms when tuned"
-    text += f" beside other processes ({was.denied:.0%} of the time)" if was.denied else ""
+    text += f", {was.denied:.0%} of it waiting for other processes," if was.denied else ""
     text += "" if speedup is None else f"; {speedup:.2f} times as fast as fp32 in tune's table"
     slow = now.call_s > SLOWER * was.call_s
     doubts: list[str] = []
     if now.denied:
-        doubts.append(f"other processes have {now.denied:.0%} of the processor time")
+        doubts.append(f"calls wait {now.denied:.0%} of their time for other processes")
     if was.machine.cpu != now.machine.cpu:
         doubts.append("another CPU: no time was promised for it")
     state = State.HOLDS if not slow else State.TOLD if doubts else State.DRIFTED

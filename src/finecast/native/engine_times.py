@@ -22,7 +22,7 @@ from finecast.numbers.formats import Format
 
 # A search is done in another engine than the preferred one from this ratio on: the times of a
 # few rounds are known to some percent, and formats gain more in one engine than in another.
-_CLEAR: Final = 1.1
+CLEAR: Final = 1.1
 _LOOK: Final = Effort(min_time_s=0.1, rounds=5, warmup=2, limit=1.0, order=False)
 # Threads that share a call cost each kernel some ten microseconds: where a call takes longer
 # than this, one thread is not faster than all.
@@ -56,7 +56,7 @@ class EngineTime:
     def gain_of_one_thread(self) -> float:
         """How many times as fast one thread is; 1 where it is not clearly faster."""
         gain = 1.0 if self.one_thread_s is None else self.call_s / self.one_thread_s
-        return gain if gain > _CLEAR else 1.0
+        return gain if gain > CLEAR else 1.0
 
     @property
     def text(self) -> str:
@@ -118,7 +118,7 @@ def faster(times: Sequence[EngineTime]) -> EngineTime | None:
         return None
     own, *others = times
     best = min(others, key=lambda time: time.unsearched_s, default=own)
-    return best if best.unsearched_s * _CLEAR < own.unsearched_s else None
+    return best if best.unsearched_s * CLEAR < own.unsearched_s else None
 
 
 def _further(

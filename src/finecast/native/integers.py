@@ -75,7 +75,7 @@ def quantized_mismatch(
     if worst < LIMIT:
         return ""
     return (
-        f"{engine} computes the quantized model otherwise than it states (relative error"
+        f"{engine} computes the quantized model otherwise than its ops say (relative error"
         f" {worst:.2g}): run it in another engine, or plan it anew by --from-type int8"
     )
 

@@ -22,6 +22,7 @@ from finecast.engines import (
 )
 from finecast.engines.base import Array, Engine, KernelTime, Session
 from finecast.engines.fallen_apart import FallenApart, fallen_apart
+from finecast.engines.known import title_of
 from finecast.errors import UsageError, in_shell
 from finecast.frontends.keras_models import KERAS_SUFFIX, exported, import_keras, load_keras
 from finecast.measure.environment import environment
@@ -109,7 +110,7 @@ class ProfileReport(Report):
     @property
     def lines(self) -> list[str]:
         """A line for each model."""
-        lines = [f"{self.engine}, batch {self.figures[0].model.batch}"]
+        lines = [f"{title_of(self.engine)}, batch {self.figures[0].model.batch}"]
         lines += [
             f"{f.model.label}: {f.latency.median_s * 1e3:.3f} ms a call,"
             f" {f.throughput_per_s:.1f} samples/s, x{f.speedup.median:.2f}"
@@ -120,10 +121,10 @@ class ProfileReport(Report):
     @property
     def tables(self) -> Sequence[TextTable]:
         """The models' figures, and the kernels of each."""
-        spread = ("median\nms", "p10 to p90\nms", "spread")
+        spread = ("median\nms", "p10 to p90\nms")
         models = TextTable(
             left=("model",),
-            right=(*spread, "samples/s", "peak\nMiB", "speedup"),
+            right=(*spread, "samples\nper s", "peak\nMiB", "speedup"),
             rows=[_row(f) for f in self.figures],
             fold=("model",),
         )
@@ -359,7 +360,6 @@ def _row(f: Figures) -> tuple[str, ...]:
         f.model.label,
         f"{time.median_s * 1e3:.3f}",
         f"{time.p10_s * 1e3:.3f} to {time.p90_s * 1e3:.3f}",
-        f"{time.spread:.0%}",
         f"{f.throughput_per_s:.1f}",
         "" if f.memory is None else f"{f.memory.peak_bytes / _MIB:.0f}",
         f"x{f.speedup.median:.2f}",

@@ -57,13 +57,15 @@ class StoredRange:
     """The numbers that a quantized value can have: from ``lowest`` to ``highest`` in steps.
 
     The arrays broadcast to the value: they have one number, or one for each channel.
-    ``source`` is what is quantized, or the integers of which it is read.
+    ``source`` is what is quantized, or the integers of which it is read. ``first`` is the
+    integer that stands for ``lowest``.
     """
 
     lowest: Floats
     highest: Floats
     step: Floats
     source: Value
+    first: float = 0
 
     @property
     def is_weight(self) -> bool:
@@ -111,8 +113,8 @@ class StoredRange:
         if (stats := self.source.constant) is None:
             return None
         stored = stats.read().astype(np.float64)
-        if (integers := _integers(self.source)) is not None:
-            stored = self.lowest + (stored - integers.lowest) * self.step
+        if _integers(self.source) is not None:
+            stored = self.lowest + (stored - self.first) * self.step
         if original is None:
             return stored
         exact = original.read().astype(np.float64)
@@ -128,7 +130,7 @@ class WrongScale:
 
     Attributes:
         value: The name of the value.
-        covers: The least and the largest number that the scale can state.
+        covers: The least and the largest number that the scale can express.
         reaches: The least and the largest number of the value.
         constant: Whether the value is a weight, whose numbers do not depend on data.
         too_coarse: How many times as fine the steps of a fitted scale are; 1 at least.
@@ -181,7 +183,7 @@ class WrongScale:
 
 
 def stored_range(graph: Graph, value: Value | None, steps: int = _STEPS) -> StoredRange | None:
-    """What the quantization that gives ``value`` can state.
+    """What the quantization that gives ``value`` can express.
 
     None if nothing quantizes it within so many ops, or its scale is computed in each run.
     """
@@ -288,7 +290,7 @@ def _integers(value: Value | None) -> StoredRange | None:
         return None
     lowest = 0 if named[1] else -(2 ** (bits - 1))
     least, most, step = (np.asarray(float(n)) for n in (lowest, lowest + 2**bits - 1, 1))
-    return StoredRange(lowest=least, highest=most, step=step, source=value)
+    return StoredRange(lowest=least, highest=most, step=step, source=value, first=lowest)
 
 
 def _decoded(graph: Graph, node: Node, value: Value) -> StoredRange | None:
@@ -297,9 +299,14 @@ def _decoded(graph: Graph, node: Node, value: Value) -> StoredRange | None:
     stored, quantizes = _integers(integers), graph.maker(integers)
     if stored is not None and quantizes is not None and quantizes.op == "quantize":
         stored = replace(stored, source=graph.read(quantizes, 0) or stored.source)
-    scale, zero = (_number(graph, node, port) for port in (1, 2))
+    scale, zero = _number(graph, node, 1, "scale"), _number(graph, node, 2, "zero_point")
     if stored is None or scale is None or (zero is None and graph.read(node, 2) is not None):
         return None
+    if (bounds := _bounds(node)) is not None:
+        least, most = bounds
+        stored = replace(
+            stored, lowest=np.asarray(least), highest=np.asarray(most), first=least
+        )
     shape = value.shape
     if scale.ndim == 1 and scale.size > 1:
         axis = node.attributes.get("axis", 1)
@@ -324,9 +331,22 @@ def _of_levels(graph: Graph, node: Node) -> StoredRange | None:
     return StoredRange(lowest=lowest, highest=highest, step=step, source=source)
 
 
-def _number(graph: Graph, node: Node, port: int) -> Floats | None:
-    """The numbers of a constant operand; None if it is none."""
-    value = graph.read(node, port)
+def _bounds(node: Node) -> tuple[float, float] | None:
+    """The least and the largest integer that PyTorch's ops give; None if none are named."""
+    least, most = (node.attributes.get(name) for name in ("quant_min", "quant_max"))
+    if not isinstance(least, int) or not isinstance(most, int):
+        return None
+    return float(least), float(most)
+
+
+def _number(graph: Graph, node: Node, port: int, argument: str = "") -> Floats | None:
+    """The numbers of a constant operand, or of the argument that PyTorch's ops have for it.
+
+    None if neither is there.
+    """
+    value, number = graph.read(node, port), node.attributes.get(argument)
+    if value is None and isinstance(number, int | float):
+        return np.asarray(float(number))
     if value is None or value.constant is None or not value.constant.size:
         return None
     return value.constant.read().astype(np.float64)

@@ -109,7 +109,8 @@ class Hinted(Built):
     @property
     def choices(self) -> tuple[tuple[str, Plan], ...]:
         """Names and plans of what the engine lowers under the hint."""
-        return ("the hint's formats", self.plan), ("the hint's formats, unrounded", self.exact)
+        fewer = "the hint's formats, its unrounded products in fp32"
+        return ("the hint's formats", self.plan), (fewer, self.exact)
 
 
 class Examined(ABC):

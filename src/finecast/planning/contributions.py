@@ -150,6 +150,11 @@ class PrecisionGroup:
         return error_share(self.format, {self.format: own, _FP32: returned})
 
     @property
+    def known_share(self) -> float:
+        """``measured_share`` where there is one, and else ``share``."""
+        return self.share if self.measured_share is None else self.measured_share
+
+    @property
     def saved_us(self) -> dict[str, float]:
         """By lower format what it saves beside fp32, casts included, the most first.
 
@@ -170,8 +175,7 @@ class PrecisionGroup:
     @property
     def share_text(self) -> str:
         """The op, its format and its share."""
-        share = self.share if self.measured_share is None else self.measured_share
-        return f"{self.main} ({self.format}) {share:.0%}"
+        return f"{self.main} ({self.format}) {self.known_share:.0%}"
 
     @property
     def gain_text(self) -> str:
@@ -203,7 +207,7 @@ class Contributions:
 
     Attributes:
         low: Groups in reduced precision, those with the largest shares of the squared error
-            first.
+            first: as measured, where that was done.
         kept: Groups in fp32 that would be faster in a lower format, those that would save the
             most time first.
         alone: The sum of the shares of all groups in reduced precision.
@@ -225,7 +229,7 @@ class Contributions:
         gains = [(g, max(g.saved_us.values(), default=0.0)) for g in groups if not g.is_low]
         kept = [(g, saved_us) for g, saved_us in gains if saved_us > _LEAST_PART * total_us]
         return cls(
-            low=_most([(g, g.share) for g in groups if g.is_low]),
+            low=_most([(g, g.known_share) for g in groups if g.is_low]),
             kept=_most(kept),
             alone=sum(one.share for one in groups if one.is_low),
         )
@@ -244,12 +248,13 @@ class Contributions:
 
     @property
     def _shares(self) -> str:
-        first, *others = self.low
-        told = ", ".join(one.share_text for one in others)
-        if first.measured_share is None:
-            return ", ".join(filter(None, (first.share_text, told)))
-        told = f"; predicted: {told}" if told else ""
-        return f"{first.share_text}, measured by putting it back into fp32{told}"
+        measured = [one.share_text for one in self.low if one.measured_share is not None]
+        predicted = [one.share_text for one in self.low if one.measured_share is None]
+        each = "it" if len(measured) == 1 else "each"
+        texts = [f"{', '.join(measured)}, measured by putting {each} back into fp32"]
+        if predicted:
+            texts.append(f"predicted: {', '.join(predicted)}")
+        return "; ".join(texts if measured else texts[1:])
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as JSON has it."""

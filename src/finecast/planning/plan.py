@@ -73,7 +73,7 @@ class Decision:
     @property
     def why(self) -> str:
         """What decided the format, in a sentence."""
-        return "; ".join(r.text for r in self.deciding) or "the plan states no reason"
+        return "; ".join(r.text for r in self.deciding) or "the plan has no reason"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -401,7 +401,7 @@ class Plan:
             if twice:
                 raise UsageError(f"the plan decides {twice[0]!r} twice")
             if file.digest != plan.digest:
-                stated = f"its digest is {plan.digest}, it states {file.digest!r}"
+                stated = f"its digest is {plan.digest}, the file says {file.digest!r}"
                 raise UsageError(f"the plan was changed: {stated}")
         return plan
 

@@ -163,10 +163,10 @@ def output_lines(
 
 
 def loss_text(loss: float, deviation: float) -> str:
-    """A loss that is expected on other data, with its deviation."""
+    """A loss that is expected on other data, with the standard error of that mean."""
     if loss + deviation < _HARDLY:
         return f"less than {_HARDLY}"
-    return f"{loss:.1g}, give or take {deviation:.1g}"
+    return f"{loss:.1g} on average (standard error {deviation:.1g})"
 
 
 def _listed(figures: Mapping[str, float], text: Callable[[float], str]) -> str:

@@ -12,13 +12,15 @@ from typing import Any, Final
 
 from finecast.engines.exact import RELATIVE_ERROR
 from finecast.engines.known import title_of
-from finecast.naming import an, enumerated, number_of, percent, percents
+from finecast.naming import an, enumerated, excluding, number_of, percent, percents
 from finecast.numbers.thresholds import MODELLED_GAIN
 from finecast.planning.contributions import shared_rest
 from finecast.reports.base import loss_text
 
 _MOST_DECISIONS: Final = 3
 """Decisions inside the model that are named."""
+_MOST_EXCLUDED: Final = 3
+"""Ops that are decided together and named in an option; a longer one is not read."""
 _FAR_OFF: Final = 4.0
 """Predicted errors are told to be wrong from this factor on. Of 160 plans of real models all
 were within 2.8 (``docs/prediction.md``)."""
@@ -114,7 +116,7 @@ def _answers(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) 
         _speed(content, result),
         _loss(result),
         _costs(content, limiting),
-        _next(result, limiting),
+        _next(content, limiting),
     ]
 
 
@@ -175,19 +177,23 @@ def _costs(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) ->
     return f"Where its squared output error comes from: {'; '.join(shares)}."
 
 
-def _next(result: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> str:
+def _next(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> str:
+    result = content["result"]
     written = result.get("output")
     check = "write it by its save()"
     if written:
         check = "run it by the code below"
         if result.get("lock"):
             check = f"on the machine that will run it, call finecast verify {written}"
-    kept = "keep the first of these ops in fp32 by --exclude"
-    if not any(unit["ops"] for unit in limiting):
-        kept = "keep in fp32 by --exclude what finecast blame names"
+    costly = next((unit["ops"] for unit in limiting if unit["ops"]), [])
+    more = "let finecast blame find the ops"
+    if costly:
+        option = excluding([content["ops"][i]["name"] for i in costly])
+        more = f"tune with {option if len(costly) <= _MOST_EXCLUDED else '--exclude'}"
+        more += ", which keeps in fp32 what costs the most accuracy"
     return (
-        f"Next: {check}; if it loses too much, {kept}, and if too little is gained, see the"
-        " plans that were tried."
+        f"Next: {check}. If it loses too much, {more}; if too little is gained, see the plans"
+        " that were tried."
     )
 
 
@@ -297,13 +303,13 @@ def _gained(content: Mapping[str, Any], unit: Mapping[str, Any]) -> str:
 
 def _gain(saved_ms: float, casts_ms: float) -> str:
     """What a format saves, as the sum of its kernel's time and that of its casts."""
-    text = f" By profiled times it saves {_ms(saved_ms)}"
+    text = f" By the profile of kernels it saves {_ms(saved_ms)}"
     if casts_ms:
         casts = _ms(abs(casts_ms))
         casts = (
             f"less {casts} of casts"
             if casts_ms > 0
-            else f"and {casts} of casts that are not needed"
+            else f"and {casts} of casts, which its neighbours would need"
         )
         text += f": {_ms(saved_ms + casts_ms)} in its kernel, {casts}"
     return f"{text}."

@@ -143,13 +143,13 @@ class Policy:
     formats: tuple[Format, ...] = (Format.BF16,)
     keep: InitVar[Mapping[str, Format | str] | None] = None
     include: tuple[re.Pattern[str], ...] = Option(
-        help="Change only ops whose name matches; repeatable.",
+        help="Change only the ops whose name matches; repeatable.",
         metavar="REGEX",
         many=True,
         convert=lambda given: patterns(given, option="--include"),
     ).field(())
     exclude: tuple[re.Pattern[str], ...] = Option(
-        help="Keep ops in fp32 whose name matches; repeatable.",
+        help="Keep the ops whose name matches in fp32; repeatable.",
         metavar="REGEX",
         many=True,
         convert=lambda given: patterns(given, option="--exclude"),

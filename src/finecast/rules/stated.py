@@ -34,7 +34,7 @@ def _judge_own_casts(node: Node, context: Context) -> Ruling | None:
     source = node.inputs[0] if node.op == "cast" and node.inputs else None
     if source is None or context.graph.values[source].format is None:
         return None
-    return Ruling(permits=KEEP, text="a cast of the model's own states the type it gives")
+    return Ruling(permits=KEEP, text="a cast of the model's own keeps the type it gives")
 
 
 OWN_CASTS: Final = Rule(name="own_casts", judge=_judge_own_casts)

@@ -85,7 +85,7 @@ class Certifier:
             )
         if math.isinf(self._reach) and self._count < LEAST_UNBOUNDED:
             means = all(one.scores() for one in self.baseline.samples.values())
-            stated = "state it by --score-range, as 0:1; or " if means else ""
+            stated = "give it by --score-range, as 0:1; or " if means else ""
             raise UsageError(
                 f"{self._count} {self._words} prove nothing of a metric without a known range:"
                 " some that are seldom may lose any amount",

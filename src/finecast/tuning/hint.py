@@ -17,6 +17,7 @@ from finecast.planning.alternatives import explained
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Proposal, predicted_error
+from finecast.tuning.goal import MIN_SPEEDUP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,8 @@ def better_alone(
 ) -> tuple[str, ...]:
     """A text for each anchor that is faster than the result for certain, and as accurate.
 
-    Law: nothing is said that one race alone shows. Anchors that may be faster race again with
+    Law: less than what counts as faster is no advice, and nothing is said that one race alone
+    shows. Anchors that may be faster race again with
     the result, and are named if that race shows for certain what the first one suggests. How
     much faster they are is said by the first race, whose times stand beside the result's.
 
@@ -69,7 +71,9 @@ def better_alone(
         f"{anchor.name} is {cost / anchor.cost - 1:.1%} faster than {result} and no less"
         f" accurate: use it instead{how[anchor.name]}"
         for anchor in good
-        if anchor.name in doubtful and anchor.cost < cost and second(anchor.name).high < 1
+        if anchor.name in doubtful
+        and anchor.cost * MIN_SPEEDUP <= cost
+        and second(anchor.name).high < 1
     )
 
 

@@ -133,10 +133,10 @@ class Loop:
         estimate = self.belief.of(plans)
         best = int(estimate.gain(self._log_limit).argmax())
         next_best = expected(*self._saving(estimate, best))
-        least = percent(-math.expm1(self._log_limit - self._log_best))
         return (
-            f"of no other plan is what it saves beyond {least}, times its chance, above"
-            f" {percent(self._worth)}. The best of them, {plans[best].name}, {next_best}"
+            f"no other plan is expected to gain more than {percent(self._worth)} (its saving"
+            " beyond the noise of benchmarks, times its chance to pass). The best of them,"
+            f" {plans[best].name}, {next_best}"
         )
 
     def _saving(self, estimate: Estimate, number: int) -> tuple[float, float]:

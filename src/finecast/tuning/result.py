@@ -38,7 +38,14 @@ from finecast.reports.plan_report import PlanReport
 from finecast.tuning.findings import Findings, Found
 from finecast.tuning.goal import Objective
 from finecast.tuning.hint import Anchor
-from finecast.tuning.summary import TF32_TIMES, comparison, first_told, notes, timed_in
+from finecast.tuning.summary import (
+    TF32_TIMES,
+    comparison,
+    first_told,
+    notes,
+    speeds_apart,
+    timed_in,
+)
 
 _NOT_RUN: Final = Verified(engine=None)
 
@@ -71,7 +78,7 @@ class InOtherEngine:
         engine = title_of(self.engine)
         if self.speed is None:
             return f"this file does not run in {engine}: {self.why}"
-        times = f"{self.speed.median:.2f} times fp32's speed"
+        times = f"{self.speed.median:.2f} times as fast"
         if self.speed.high < 1:
             return f"this file is slower than fp32 in {engine}: {times}"
         if self.speed.low > 1:
@@ -300,6 +307,8 @@ class Result(Report):
             if self.improved:
                 words = self.objective.words
                 faster = f"{self.gain:.2f} times {words.as_good} as {self.reference}"
+                apart = "" if self.target else speeds_apart(self.speedups)
+                faster += f" ({apart})" if apart else ""
                 lines.append(f"tuned: {self.tuned.text(self.metric)}, {faster}")
             return [*lines, *warnings, *notes(self)]
         ops = ", ".join(f"{count} {label}" for label, count in self.counts.items())

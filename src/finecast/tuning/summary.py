@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +19,7 @@ from finecast.engines.exact import RELATIVE_ERROR
 from finecast.engines.known import title_of
 from finecast.measure.environment import cpu_label, environment
 from finecast.naming import enumerated, number_of, percent
+from finecast.native.engine_times import CLEAR
 from finecast.numbers.formats import Format
 from finecast.planning.contributions import Contributions
 from finecast.reports.base import TextTable, loss_text, output_lines
@@ -95,7 +96,11 @@ def comparison(result: Result) -> TextTable:
     ]
     right = (*heads, *gained)
     return TextTable(
-        title=timed_in(result), left=("",), right=right, rows=rows, notes=notes(result)
+        title=timed_in(result) + _spread(result),
+        left=("",),
+        right=right,
+        rows=rows,
+        notes=notes(result),
     )
 
 
@@ -182,10 +187,14 @@ def notes(result: Result) -> list[str]:
     lines, record = [_made_of(result), *result.plan.declared], result.to_dict()
     if result.improved:
         seen = "emulated" if result.target else "measured"
-        comparable = result.error_figure == RELATIVE_ERROR
-        predicted = f"predicted {percent(result.predicted_error)}, " if comparable else ""
+        measured = percent(result.measured_error)
+        predicted = percent(result.predicted_error)
+        # Predictions are scaled to the plans with most ops in a format: for these the two are
+        # one figure.
+        foretold = result.error_figure == RELATIVE_ERROR and predicted != measured
+        before = f"predicted {predicted}, " if foretold else ""
         lines.append(
-            f"{result.error_figure}: {predicted}{seen} {percent(result.measured_error)},"
+            f"{result.error_figure}: {before}{seen} {measured},"
             f" on {number_of(result.error_samples, 'sample')}"
         )
         off = prediction_off(record)
@@ -208,10 +217,15 @@ def notes(result: Result) -> list[str]:
     lines += [products.text] if products else []
     lines += _ran(result)
     if result.engine_times:
-        told = ", ".join(time.text for time in result.engine_times)
-        lines.append(
-            f"a call of fp32 in a quick comparison of engines: {told}; choose by --engine"
+        preferred, *others = result.engine_times
+        times = ", ".join(time.text for time in result.engine_times)
+        near = preferred.engine == result.engine and any(
+            other.call_s < preferred.call_s for other in others
         )
+        kept = f"{title_of(preferred.engine)} is kept unless another is {CLEAR} times as fast"
+        why = f"; {kept}" if near else ""
+        compared = f"a call of fp32 in a quick comparison of engines: {times}{why}"
+        lines.append(f"{compared}; choose by --engine")
     lines += [one.text for one in result.other_engines]
     faster = next_faster(record, result.plan.digest)
     lines += [faster] if faster else []
@@ -248,17 +262,26 @@ def _made_of(result: Result) -> str:
 
 
 def timed_in(result: Result) -> str:
-    """In which engine times were measured, on how many threads; empty where none was.
-
-    In several processes the result has several speeds, of which the table has the middle.
-    """
+    """In which engine times were measured, on how many threads; empty where none was."""
     if result.target or not result.engine:
         return ""
     threads = number_of(environment().cores, "thread")
-    speeds, apart = result.speedups, ""
-    if len(speeds) > 1:
-        apart = f"; in {len(speeds)} processes x{min(speeds):.2f} to x{max(speeds):.2f}"
-    return f"timed in {title_of(result.engine)}, {threads}{_sizes(result)}{apart}"
+    return f"timed in {title_of(result.engine)}, {threads}{_sizes(result)}"
+
+
+def _spread(result: Result) -> str:
+    """The range of the speeds in several processes, of which the table has the middle."""
+    if result.target or not result.engine:
+        return ""
+    apart = speeds_apart(result.speedups)
+    return f"; {apart}" if apart else ""
+
+
+def speeds_apart(speeds: Sequence[float]) -> str:
+    """The range of speeds in several processes; empty for one speed."""
+    if len(speeds) <= 1:
+        return ""
+    return f"x{min(speeds):.2f} to x{max(speeds):.2f} in {len(speeds)} processes"
 
 
 def _sizes(result: Result) -> str:
@@ -299,7 +322,7 @@ def _kept(result: Result) -> list[str]:
 
 
 def _ran(result: Result) -> list[str]:
-    """A line on the types of the engine's kernels, beside those planned; none if untold.
+    """A line on the types of the engine's kernels, beside those planned; none if unknown.
 
     Engines fuse ops: an op in fp32 may run inside a kernel on integers.
     """
@@ -310,12 +333,12 @@ def _ran(result: Result) -> list[str]:
         (one.format.label, ran.get(one.node, _REMOVED)) for one in result.plan.counted
     )
     planned = Counter(one.format.label for one in result.plan.counted)
-    told = "; ".join(
-        ", ".join(f"{into} for {n}" for (of, into), n in counts.most_common() if of == label)
-        + f" of {number_of(count, f'{label} op')}"
+    types = "; ".join(
+        f"{number_of(count, f'{label} op')}: "
+        + ", ".join(f"{n} in {into}" for (of, into), n in counts.most_common() if of == label)
         for label, count in planned.items()
     )
-    return [f"kernels that the engine ran: {told}"]
+    return [f"types of the kernels that ran them, alone or fused with others: {types}"]
 
 
 def _phases(phases: Mapping[str, float]) -> list[str]:

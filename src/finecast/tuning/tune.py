@@ -318,7 +318,9 @@ class _Tuning:
 
     def run(self) -> Result:
         if not self.examined.planner.is_free:
-            return self._unchanged("the rules leave no op a lower format")
+            return self._unchanged(
+                "no op may have a lower format here: finecast explain MODEL says why of each"
+            )
         try:
             proposals = self._right_proposals()
         except EngineError as error:

@@ -34,7 +34,7 @@ def run(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="By default it is printed."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a plan in the words of another tool, whose kernels then run it.

@@ -134,7 +134,7 @@ class Sorted:
         ``refusal`` says why the tool cannot state a low op whatever its format; empty if it
         can.
         """
-        others = f"{tool} states {', '.join(f.label for f in formats)} alone"
+        others = f"{tool} has {', '.join(f.label for f in formats)} alone"
         low: list[Decision] = []
         kept: list[Decision] = []
         left_out: list[LeftOut] = []

@@ -46,7 +46,8 @@ _ENDING_S: Final = 10.0
 
 def run(
     folder: Annotated[
-        Path, typer.Argument(help="Models, data and results are in this folder.")
+        Path,
+        typer.Argument(metavar="FOLDER", help="Models, data and results are in this folder."),
     ] = Path(),
     trust: Annotated[
         bool,

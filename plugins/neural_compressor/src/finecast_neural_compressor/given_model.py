@@ -95,7 +95,7 @@ class ModelEvaluation:
                     raise
                 raise UserCodeError(
                     "the evaluation failed: ONNX Runtime has"
-                    f" {explain(error.__cause__)} in the type that the model states there: its"
+                    f" {explain(error.__cause__)} in the type that the model has there: its"
                     " CPU has few kernels of bf16",
                     where=where,
                     fix="run the model in OpenVINO inside the function, or give"

@@ -72,7 +72,7 @@ def choose(given: Given, *, sdk: str | None = None, compiler: bool = False) -> C
     elif options.compiler is Compiler.NEURON_CC and emulation.relayout is not None:
         notes.append(
             f"fast-relayout rounds transposes to {emulation.relayout.label} in the"
-            " compiler: no cast states it"
+            " compiler: no cast can say so"
         )
     return CastChoice(
         policy=options.policy,

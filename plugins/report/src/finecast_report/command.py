@@ -21,7 +21,8 @@ def run(
     model: Annotated[
         Path | None,
         typer.Argument(
-            help="The plan's model, for the graph, if no study is beside the plan."
+            metavar="MODEL",
+            help="The plan's model, for the graph, if no study is beside the plan.",
         ),
     ] = None,
     output: Annotated[
@@ -59,7 +60,7 @@ def run(
             help="Write graph and node data there for Google's Model Explorer.",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     as_json: Json = False,
 ) -> None:
     """What tune found and why: which ops cost accuracy, what was tried, where the time goes.

@@ -193,7 +193,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _dot(scale: _Scale, point: PlotPoint) -> str:
-    told = f"{point.name}: {point.speed:.2f} times fp32's speed, error {point.error:.2%}"
+    told = f"{point.name}: {point.speed:.2f} times as fast as fp32, error {point.error:.2%}"
     return (
         f'<circle class="{point.kind}" cx="{scale.x(point.error):.1f}"'
         f' cy="{scale.y(point.speed):.1f}" r="5"><title>{_text(told)}</title></circle>'

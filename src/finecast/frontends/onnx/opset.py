@@ -338,7 +338,7 @@ def _stated(model: ir.Model) -> ir.Model | None:
 
 def _note(model: ir.Model, stated: ir.Model) -> str:
     return (
-        f"it states IR version {model.ir_version} and opset {opset_of(model)}, and is taken by"
+        f"it has IR version {model.ir_version} and opset {opset_of(model)}, and is taken by"
         f" {stated.ir_version} and {opset_of(stated)}, which ONNX Runtime reads"
     )
 

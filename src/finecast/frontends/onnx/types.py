@@ -313,7 +313,7 @@ def _check_typed(node: ir.Node) -> None:
             raise ModelError(
                 f"{node.op_type} reads {value.name!r}, whose type is not known",
                 where=f"node {node.name!r}",
-                fix="state its type in the model's value_info",
+                fix="give its type in the model's value_info",
             )
 
 

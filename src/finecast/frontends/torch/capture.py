@@ -250,7 +250,7 @@ _FIXES: Final = (
     ),
     (
         "data-dependent expression",
-        "state what depends on values by torch.where or torch.cond",
+        "write what depends on values by torch.where or torch.cond",
     ),
 )
 """Parts of messages, and what to do."""

@@ -460,7 +460,7 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
             return []
         bodies = Counter(n.native for n in graph.nodes if n.native.startswith(f"{BODIES}::"))
         return EngineModel.kept_notes(self, graph, policy) + [
-            f"what is inside of {native} keeps its types ({count} in the model): state short"
+            f"what is inside of {native} keeps its types ({count} in the model): write short"
             " branches by torch.where, or convert modules that have none"
             for native, count in bodies.items()
         ]

@@ -29,7 +29,7 @@ const svg = (tag, attributes, ...children) =>
   fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
 const isNumber = (x) => typeof x === "number" && Number.isFinite(x);
-const digits = (x, n = 3) => (isNumber(x) ? Number(x.toPrecision(n)).toString() : "–");
+const digits = (x, n = 3) => (!isNumber(x) ? "–" : x && Math.abs(x) < 1e-4 ? x.toExponential(n - 1) : Number(x.toPrecision(n)).toString());
 const ms = (x) =>
   !isNumber(x) ? "–" : Math.abs(x) >= 1 ? digits(x) + " ms" : digits(1000 * x) + " µs";
 const percent = (x) => (isNumber(x) ? digits(100 * x) + "%" : "–");

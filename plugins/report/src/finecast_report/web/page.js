@@ -29,8 +29,8 @@ function header() {
   const counts = Object.entries(data.plan.counts).map(([type, n]) => [el("span", { class: "together" }, chip(type), ` ${n}`), " "]);
   const ran = {};
   data.ops.forEach((op) => { if (op.ran) ran[op.ran] = (ran[op.ran] || 0) + 1; });
-  const ranText = Object.entries(ran).map(([type, n]) => `${type}: ${count(n, "op")}`).join(", ");
-  const tiles = [tile("formats of ops", counts, ranText ? `the engine’s kernels, the routines that compute them, run in ${ranText}` : null)];
+  const ranText = Object.entries(ran).map(([type, n]) => `${type} ${n}`).join(", ");
+  const tiles = [tile("formats of ops", counts, ranText ? `types of the kernels that ran them: ${ranText}` : null)];
   if (found && found.baseline) {
     const improved = found.verdict === "improved", [a, b] = [found.baseline, found.tuned];
     tiles.unshift(
@@ -38,7 +38,9 @@ function header() {
       tile("time of a call", ms(b.latency_ms), `fp32 ${ms(a.latency_ms)}`),
       tile(found.metric, digits(b.metric, 6), `fp32 ${digits(a.metric, 6)}${isNumber(asked.target_metric) ? `, asked for ${asked.higher_is_better === false ? "≤" : "≥"} ${digits(asked.target_metric, 6)}` : ""}`),
       tile("size", megabytes(b.size_bytes), `fp32 ${megabytes(a.size_bytes)}`));
-    if (found.relative_error) tiles.push(tile("error of the output", percent(found.relative_error.measured), `predicted ${percent(found.relative_error.predicted)}`));
+    // Predictions are scaled to the plans with most ops in a format: for these both are one figure.
+    const [measuredError, predictedError] = found.relative_error ? [found.relative_error.measured, found.relative_error.predicted].map(percent) : [];
+    if (found.relative_error) tiles.push(tile("error of the output", measuredError, measuredError === predictedError ? null : `predicted ${predictedError}`));
     tiles.push(tile("effort", count(found.evaluations, "evaluation"), `on all data; ${count(found.probes, "run")} for the error of single ops; ${digits(found.seconds)} s`));
   }
   if (data.machine) tiles.push(tile("machine", data.machine.cpu || "not known", `${count(data.machine.cores || 0, "core")}, ${data.plan.engine} ${(data.machine.libraries || {})[data.plan.engine] || ""}`));
@@ -86,7 +88,7 @@ function journalSection() {
   const words = { race: "benchmark", "errors of ops": "errors of single ops" };
   const rows = steps.filter((s) => s.what !== "end").map((s) => [words[s.what] || s.what, s.plan || "–", s.plan ? (s.gain > 0 ? percent(s.gain) : "nothing") : "–", s.plan ? percent(s.chance) : "–", el("span", { class: "together" }, digits(s.seconds) + " s"), s.result || "–"]);
   const ends = steps.filter((s) => s.what === "end" && s.result);
-  return [el("p", {}, "All measurements, in their order. “Would save” is the share of the time that a plan was expected to save compared with the fastest plan that had passed by then, or with fp32 before any had. Next came the plan of the largest saving times chance, where only what is saved beyond 3% counts."),
+  return [el("p", {}, "All measurements, in their order. “Would save” is the share of the time that a plan was expected to save compared with the fastest plan that had passed by then, or with fp32 before any had. Next came the plan with the largest product of its saving, less the 3% that are the noise of benchmarks, and its chance to pass."),
     table(["measurement", "plan", "would save", "chance to pass", "took", "result"], rows, [2, 3, 4]),
     ends.map((s) => el("p", {}, `The search ended${s.plan ? ` with ${s.plan}` : ""}: ${s.result}.`))];
 }
@@ -231,7 +233,7 @@ function choicesSection() {
     columns: [
       { key: "name", name: "ops of one kernel", width: "minmax(7rem, 3fr)", of: name, show: (r) => named(name(r)), title: (r) => r.unit.ops.map((i) => safe(data.ops[i].name)).join(" ") },
       { key: "type", name: "chosen", width: "minmax(4.6rem, 1fr)", of: (r) => r.unit.type, show: (r) => chip(r.unit.type) },
-      { key: "low", name: "compared", width: "minmax(5rem, 1fr)", wide: true, of: (r) => r.other.low, show: (r) => chip(r.other.low) },
+      { key: "low", name: "beside fp32", width: "minmax(5rem, 1fr)", wide: true, of: (r) => r.other.low, show: (r) => chip(r.other.low) },
       { key: "saved", name: "kernel saves", width: "minmax(4.5rem, 1fr)", number: true, wide: true, of: (r) => r.other.saved, show: (r) => ms(r.other.saved) },
       { key: "casts", name: "casts", width: "minmax(8.2rem, 1fr)", number: true, wide: true, of: (r) => r.other.casts, show: (r) => castText(r.other.casts) },
       { key: "net", name: "in all", width: "minmax(4.5rem, 1fr)", number: true, of: (r) => r.other.net, show: (r) => ms(r.other.net) },
