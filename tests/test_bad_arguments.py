@@ -47,7 +47,7 @@ OF_PLUGINS = ["tensorflow"] if "tensorflow" in ENGINES else []
     ("given", "expected"),
     [
         ({"metric": len}, "the name of a metric .* is expected for metric, not .* builtin"),
-        ({"tolerance": "some"}, "'some' is no share"),
+        ({"tolerance": "some"}, "'some' is not a number"),
         ({"tolerance": 1}, r"relative tolerance 1 lets every .* \(tolerance\): give less"),
         ({"confidence": 95}, r"95 is no confidence \(confidence\): give 0.95"),
         ({"min_speedup": float("inf")}, "inf times as good as fp32 is no gain to ask for"),
@@ -204,7 +204,7 @@ def test_standard_output_is_full(options: list[str], net: Path) -> None:
 def test_numbers_of_numpy_are_numbers(net: Path) -> None:
     given: dict[str, Any] = {"tolerance": np.float32(-1), "batch": np.int64(4)}
     call: Any = finecast.tune
-    with pytest.raises(UsageError, match="'-1' is no share"):
+    with pytest.raises(UsageError, match="'-1' is not a number"):
         call(net, data=X, max_trials=np.int64(1), progress=False, **given)
 
 

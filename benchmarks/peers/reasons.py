@@ -21,10 +21,8 @@ REASONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("vad_silero", "cifar10_resnet20", "sst2_minilm_l6"), _TIE),
     "sts_minilm_l6": "a plan with attention in int8 and bf16 by the hint was taken; the search"
     " on SST-2 took 48 ops in int8 and the rest in fp32, which are faster",
-    "resnet18": "the plans with int8 that were evaluated may lose too much on other data;"
-    " AIMET's plan, which keeps more layers in 16 bits, was not among them",
-    "synthetic_1000": "plans of int8 and bf16 are predicted to be as fast as bf16 alone, and are"
-    " slower: casts of so small values take longer than predicted",
+    "synthetic_1000": "plans of int8 and bf16 are predicted to be as fast as bf16 alone, and"
+    " are slower: casts of so small values take longer than predicted",
     "synthetic_5000": "most of the time goes into models of plans, and into the single errors"
     " of 5,000 ops, in two formats",
 }

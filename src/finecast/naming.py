@@ -202,8 +202,11 @@ def share_of(
         share = math.nan
     if 0 <= share <= most and share < math.inf:
         return share
+    bounds = "of at least 0" if math.isinf(most) else f"from 0 to {most:g}"
     raise UsageError(
-        f"{text!r} is no share", where=where, fix=f"give {example:g} or {100 * example:g}%"
+        f"{text!r} is not a number {bounds}, nor such a percentage",
+        where=where,
+        fix=f"give {example:g} or {100 * example:g}%",
     )
 
 

@@ -248,7 +248,7 @@ def test_what_to_keep_is_a_share(keep: str, tolerance: float) -> None:
 
 @pytest.mark.parametrize("keep", ["99", "-1%", "101%", "much", "%"])
 def test_what_is_no_share(keep: str) -> None:
-    with pytest.raises(finecast.UsageError, match="is no share"):
+    with pytest.raises(finecast.UsageError, match="is not a number"):
         finecast.Criterion(keep=keep)
     with pytest.raises(finecast.UsageError, match="and so does another option"):
         finecast.Criterion(keep="99%", tolerance=0.5)

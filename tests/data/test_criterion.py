@@ -133,6 +133,6 @@ def test_what_may_be_lost_is_a_number_or_a_percentage(name: str) -> None:
     for good in (0.02, "0.02", " 2% ", "2 %"):
         assert read(**{name: good}).tolerance == 0.02
     for bad in ("much", "%", "-1%", "nan", "1/0"):
-        with pytest.raises(UsageError, match=f"'{bad}' is no share") as caught:
+        with pytest.raises(UsageError, match=f"'{bad}' is not a number") as caught:
             read(**{name: bad})
         assert caught.value.fix == "give 0.01 or 1%"

@@ -237,7 +237,7 @@ def test_a_share_is_read_with_the_device() -> None:
     with pytest.raises(UsageError, match="no orders of summation are tried here"):
         device_for(Policy(), "sm90:0.9")
     for wrong in ("sm90:2", "sm90:many", "sm90:"):
-        with pytest.raises(UsageError, match="is no share"):
+        with pytest.raises(UsageError, match="is not a number"):
             CastRequest(target=wrong)
 
 

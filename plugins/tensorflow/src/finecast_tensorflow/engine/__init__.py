@@ -75,7 +75,10 @@ class TensorFlowEngine(Engine):
     reads_onnx = False
     lowers_by_hint = True
     tells_kernels = True
-    untried = "int8 is tried where OpenVINO runs the result: for an output NAME.xml"
+    untried = (
+        "TensorFlow has no fast int8 here: for an output NAME.xml, which OpenVINO runs, int8"
+        " is tried, too"
+    )
 
     def __init__(self, device: str = "CPU") -> None:
         if device.upper() not in devices():
