@@ -188,4 +188,4 @@ def test_no_op_is_referred_to_where_none_is_named() -> None:
     """As of outputs whose rows are compared as a set, where errors of ops do not add up."""
     *_, following = summary_of(made.content(), [], [])["answers"]
     assert "first of these" not in following
-    assert "keep in fp32 by --exclude what finecast blame names" in following
+    assert "If it loses too much, let finecast blame find the ops" in following

@@ -186,7 +186,7 @@ def _next(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> 
         if result.get("lock"):
             check = f"on the machine that will run it, call finecast verify {written}"
     costly = next((unit["ops"] for unit in limiting if unit["ops"]), [])
-    more = "let finecast blame find the ops"
+    more = "let finecast blame find the ops to keep in fp32"
     if costly:
         option = excluding([content["ops"][i]["name"] for i in costly])
         more = f"tune with {option if len(costly) <= _MOST_EXCLUDED else '--exclude'}"
