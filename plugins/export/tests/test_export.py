@@ -131,7 +131,7 @@ def test_the_lists_are_what_the_plan_keeps(net: Path) -> None:
     assert words["op_block_list"] == []
     (left,) = exported.left_out
     assert (left.node, left.format) == ("third", "bf16")
-    assert "onnxconverter-common states fp16 alone" in left.text
+    assert "onnxconverter-common has fp16 alone" in left.text
 
 
 def _words(*given: object, **words: object) -> dict[str, object]:
@@ -422,7 +422,7 @@ def test_the_verb_writes_a_module(finecast: Any, net: Path, tmp_path: Path) -> N
     words = ["export", plan, "--to", "onnxconverter-common"]
     done = finecast(*words, "-o", out)
     assert done.code == 0, done.err
-    assert "second is bf16 in the plan: onnxconverter-common states fp16 alone" in done.err
+    assert "second is bf16 in the plan: onnxconverter-common has fp16 alone" in done.err
     compile(out.read_text(), str(out), "exec")
     assert finecast(*words, "-o", out).code != 0
     printed = finecast(*words)
