@@ -36,7 +36,7 @@ def quantized(
     """The converted module; one for a GPU has the same ops and runs here, too."""
     label, _, on_gpu = name.partition(" ")
     if on_gpu:
-        monkeypatch.setattr(codes, "states_product", lambda operand, grid: True)
+        monkeypatch.setattr(codes, "states_product", lambda *_, for_gpu: True)
     made, _ = converted(monkeypatch, (net.eval(), x), f"all:{label}{also}")
     assert made.finecast_plan.counts[label] >= 1
     return made
