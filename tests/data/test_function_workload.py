@@ -72,6 +72,26 @@ def test_kept_feeds_are_copies() -> None:
     assert next(iter(workload.timing()))["x"].max() == 1.0
 
 
+@pytest.mark.parametrize("low", [False, True])
+def test_an_evaluation_may_feed_tensors(low: bool) -> None:
+    """As a DataLoader gives them; those of bfloat16 are numbers of fp32."""
+    torch = pytest.importorskip("torch")
+    rows = torch.ones(2, 3, dtype=torch.bfloat16 if low else torch.float32)
+    seen: list[Any] = []
+
+    def function(run: Run) -> float:
+        seen.append(run({"x": rows.requires_grad_()})["x"])
+        return float(seen[-1].mean())
+
+    session: Any = Counting()
+    workload = FunctionWorkload(function=function, name="mine")
+    workload.evaluate(session, None)
+    kept = workload.timing()[0]["x"]
+    for array in (kept, seen[0]):
+        assert isinstance(array, np.ndarray)
+        assert array.dtype == np.float32
+
+
 def test_given_calibration_feeds_come_before_those_of_the_evaluation() -> None:
     workload = replace_calibration(evaluating([one(1)]), lambda: [one(3), one(4)])
     session: Any = Counting()

@@ -352,6 +352,30 @@ def test_an_output_of_another_op_is_seen(tmp_path: Path) -> None:
     assert "nothing differs" not in repr(found)
 
 
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+@pytest.mark.parametrize("kind", ["inputs", "outputs"])
+def test_another_order_of_inputs_or_outputs_is_seen(
+    tmp_path: Path, kind: str, suffix: str
+) -> None:
+    """Callers by position get other numbers."""
+    openvino = pytest.importorskip("openvino")
+    given, results = ["float[8] a", "float[8] b"], ["float[8] y", "float[8] z"]
+    turned = {"inputs": (given[::-1], results), "outputs": (given, results[::-1])}
+    paths = [tmp_path / f"{name}{suffix}" for name in ("before", "after")]
+    for path, (taken, made) in zip(paths, ((given, results), turned[kind]), strict=True):
+        model = onnx.parser.parse_model(
+            f'<ir_version: 9, opset_import: ["" : 20]> net ({", ".join(taken)}) =>'
+            f" ({', '.join(made)}) {{ [s] y = Sub(a, b)\n [t] z = Tanh(y) }}"
+        )
+        onnx.save(model, path.with_suffix(".onnx"))
+        if suffix == ".xml":
+            openvino.save_model(openvino.convert_model(path.with_suffix(".onnx")), path)
+    other = {"inputs": "b, a; it was a, b", "outputs": "z, y; it was y, z"}[kind]
+    found = finecast.diff(*paths)
+    assert found.declared == (f"{kind} come in another order: {other}",)
+    assert not finecast.diff(paths[0], paths[0]).declared
+
+
 @pytest.mark.parametrize("to", ["Or", "Xor"])
 def test_attributes_of_ops_without_float_types_are_seen(tmp_path: Path, to: str) -> None:
     ports = "net (float[8] x, float[8] z) => (float[8] y)"

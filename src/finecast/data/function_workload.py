@@ -24,6 +24,7 @@ from finecast.data.functions import (
 from finecast.data.implied_labels import ImpliedLabels, implied_labels, seconds_for
 from finecast.data.metrics import Score
 from finecast.data.samples import Indices
+from finecast.data.streams import to_array
 from finecast.data.workload import (
     MOST_PROBED_ROWS,
     CalibrationFunction,
@@ -71,8 +72,9 @@ class Run:
         self._replay: Recording[dict[str, Array]] | None = None
         self._replace: Replacement | None = None
 
-    def __call__(self, feeds: Feeds) -> dict[str, Array]:
-        """Run the model once; outputs by name."""
+    def __call__(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
+        """Run the model once on arrays, or tensors of any library; outputs by name."""
+        feeds = {name: to_array(value) for name, value in feeds.items()}
         digest = partial(feeds_digest, feeds)
         known = None if self._replay is None else self._replay.next(digest)
         if self._replace is not None:

@@ -1,4 +1,4 @@
-"""Which ops of two models read other results, and which outputs are other results.
+"""Which ops of two models read other results, which outputs are, and their order.
 
 Ops are paired by ``graph.matching``, by names first: a residual sum that reads another layer,
 or a subtraction whose operands changed places, has a partner all the same.
@@ -145,7 +145,10 @@ def _apart(one: Source, two: Source) -> bool:
 def other_wiring(
     before: Graph, after: Graph, matching: Matching
 ) -> tuple[frozenset[int], tuple[str, ...]]:
-    """The ops of ``before`` whose partners read other values, and what differs of outputs."""
+    """The ops of ``before`` whose partners read other values, and what differs of ports.
+
+    Another order of inputs or outputs is another model to callers by position.
+    """
     pairs = matching.pairs
     wires = _Wires(
         one=_Side.of(before, frozenset(pairs)),
@@ -161,5 +164,11 @@ def other_wiring(
         and _apart(
             wires.before(value.id, by_op=True), wires.after(outputs[value.name], by_op=True)
         )
+    )
+    kinds = zip(("inputs", "outputs"), before.ports, after.ports, strict=True)
+    others += tuple(
+        f"{kind} come in another order: {', '.join(two)}; it was {', '.join(one)}"
+        for kind, one, two in kinds
+        if one != two and sorted(one) == sorted(two)
     )
     return frozenset(n for n in pairs if wires.differ(n)), others

@@ -64,6 +64,7 @@ from finecast.frontends.openvino.model import WEIGHTS_SUFFIX, load, reads, sent
 from finecast.frontends.openvino.refused import (
     computed_padding,
     confused_products,
+    ignored_lengths,
     stacked_scales,
 )
 from finecast.frontends.openvino.types import LABELS
@@ -681,14 +682,17 @@ def _check_computed_rightly(model: openvino.Model, where: str) -> None:
 
     Raises:
         EngineError: If it confuses the weights of two products, pads by another number than
-            the model computes, or reads past scales; names the ops.
+            the model computes, ignores lengths of sequences, or reads past scales; names
+            the ops.
     """
     instead = f", or use {other_engines('openvino')}"
     second = f"store a transposed copy of these weights for the second product{instead}"
     constant = f"pad by a constant number, such as 0, and select the computed one{instead}"
+    sizes = f"give the model fixed sizes, as by OpenVINO's model.reshape{instead}"
     faults = (
         (confused_products, second),
         (computed_padding, constant),
+        (ignored_lengths, sizes),
         (stacked_scales, ONE_SCALE),
     )
     ops = [*every_op(model)]

@@ -191,12 +191,14 @@ class Node:
 class Graph:
     """All nodes in topological order, bodies before the node that owns them.
 
-    ``nodes[i].id == i`` and ``values[i].id == i``.
+    ``nodes[i].id == i`` and ``values[i].id == i``. ``ports`` are the names of inputs and of
+    outputs, each in the order that callers by position go by; empty where it is not known.
     """
 
     nodes: tuple[Node, ...]
     values: tuple[Value, ...]
     digest: str = ""
+    ports: tuple[tuple[str, ...], tuple[str, ...]] = field(default=((), ()), compare=False)
     _derived: dict[object, Any] = field(
         init=False, repr=False, compare=False, default_factory=dict[object, Any]
     )

@@ -108,9 +108,23 @@ class GraphBuilder(Generic[K]):
         """The nodes that read a value, each once, in order."""
         return tuple(self._uses.get(value, ()))
 
-    def finish(self, values: Iterable[Value], digest: str) -> Graph:
-        """The graph of the nodes so far, and of ``values`` by id."""
-        return Graph(nodes=tuple(self.nodes), values=tuple(values), digest=digest)
+    def finish(
+        self,
+        values: Iterable[Value],
+        digest: str,
+        inputs: Iterable[str] = (),
+        outputs: Iterable[str] = (),
+    ) -> Graph:
+        """The graph of the nodes so far, and of ``values`` by id.
+
+        ``inputs`` and ``outputs`` are names in the model's own order.
+        """
+        return Graph(
+            nodes=tuple(self.nodes),
+            values=tuple(values),
+            digest=digest,
+            ports=(tuple(inputs), tuple(outputs)),
+        )
 
 
 def scope_of(name: str) -> str:

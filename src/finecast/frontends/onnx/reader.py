@@ -251,7 +251,11 @@ class _Reader:
             )
             for i, v in enumerate(self.binding.values)
         )
-        return self.builder.finish(values, digest)
+        graph = self.binding.model.graph
+        inputs = [v.name or "" for v in graph.inputs if v in self.inputs]
+        return self.builder.finish(
+            values, digest, inputs, [v.name or "" for v in graph.outputs]
+        )
 
     def _constant(self, value: ir.Value) -> ConstantStats | None:
         tensor = self.binding.constant(value)

@@ -336,7 +336,9 @@ class _Reader:
             )
             for i, port in enumerate(self.binding.values)
         )
-        return self.builder.finish(values, digest)
+        return self.builder.finish(
+            values, digest, map(port_name, model.inputs), map(port_name, model.outputs)
+        )
 
     def _constant(self, index: int) -> ConstantStats | None:
         if index not in self.binding.constants:

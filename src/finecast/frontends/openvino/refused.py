@@ -20,6 +20,7 @@ from finecast.devices.faults import is_here
 TIED: Final = "openvino-tied-weights"
 PADDING: Final = "openvino-computed-padding"
 STACKED: Final = "openvino-stacked-scales"
+LENGTHS: Final = "openvino-sequence-lengths"
 
 
 def _reaches(start: Any, judge: Callable[[Any], bool | Iterable[Any]]) -> bool:
@@ -141,6 +142,45 @@ def _is_computed(pad: Any) -> bool:
 
     by_constant = pad.get_attributes()["pad_mode"] == "constant"
     return by_constant and _reaches(pad.input_value(_VALUE), judge)
+
+
+# Recurrent ops that OpenVINO computes to the end of the tensor, however long sequences are.
+
+_LENGTHS_AT: Final = {"LSTMSequence": 3, "GRUSequence": 2, "RNNSequence": 2}
+"""Which input of a recurrent op is the length of each sequence."""
+
+
+def ignored_lengths(ops: Iterable[Any]) -> str:
+    """Which recurrent op among a model's ops ignores the lengths it is given; empty if none.
+
+    It does so where a size of the sequences is free. Lengths that follow from sizes alone, or
+    are one number, are those of the whole tensor, as some exporters write them out.
+    """
+    if not is_here(LENGTHS):
+        return ""
+    for op in ops:
+        port = _LENGTHS_AT.get(op.get_type_name())
+        if port is None or not op.get_input_partial_shape(0).is_dynamic:
+            continue
+        if _differ(op.input_value(port)):
+            return (
+                f"{op.get_friendly_name()!r} reads lengths of sequences in a tensor of free"
+                " sizes, and OpenVINO computes each sequence as if it was as long as the"
+                f" longest, a known fault ({LENGTHS})"
+            )
+    return ""
+
+
+def _differ(lengths: Any) -> bool:
+    """Whether lengths of sequences may be several numbers."""
+
+    def judge(op: Any) -> bool | Iterable[Any]:
+        if op.get_type_name() == "ShapeOf":
+            return False
+        return not op.get_input_size() or op.input_values()
+
+    numbers = _constant(lengths)
+    return _reaches(lengths, judge) if numbers is None else len(np.unique(numbers)) > 1
 
 
 # Int8 products by a stack of matrices whose scales OpenVINO reads past.
