@@ -97,12 +97,17 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
         ModelError: If onnx has no conversion for one of the ops, its converter crashes, or
             the opset's definition of an op cannot state what the model's own does.
     """
+    # From the first step on the converter knows the shapes of all values.
+    steps = dict.fromkeys(sorted((min(_BY_SHAPES_FROM, version), version)))
+    for step in steps:
+        model = _raised(model, step, version) if opset_of(model) < step else model
+    return model
+
+
+def _raised(model: ir.Model, version: int, wanted: int) -> ir.Model:
+    """``model`` at opset ``version``, on the way to the one that is ``wanted``."""
     own = opset_of(model)
-    if version <= own:
-        return model
-    if own < _BY_SHAPES_FROM < version:  # the converter then knows the shapes of all values
-        return raise_opset(raise_opset(model, _BY_SHAPES_FROM), version)
-    if own < _BY_SHAPES_FROM:
+    if own < _BY_SHAPES_FROM <= version:
         model = _broadcasting_by_shapes(model)
     imports = model.graph.opset_imports
     if "ai.onnx" in imports:  # the converter knows the default domain as "" only
@@ -113,7 +118,7 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
     except native.PassError as error:
         first = str(error)[:200]
         raise ModelError(
-            f"the opset cannot be raised to {version}, which the format needs: {first}",
+            f"the opset cannot be raised to {wanted}, which the format needs: {first}",
             fix="export the model at a newer opset, or use fp16",
         ) from error
     restate(raised, own, version)
