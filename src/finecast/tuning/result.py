@@ -307,7 +307,7 @@ class Result(Report):
             if self.improved:
                 words = self.objective.words
                 faster = f"{self.gain:.2f} times {words.as_good} as {self.reference}"
-                apart = "" if self.target else speeds_apart(self.speedups)
+                apart = speeds_apart(self)
                 faster += f" ({apart})" if apart else ""
                 lines.append(f"tuned: {self.tuned.text(self.metric)}, {faster}")
             return [*lines, *warnings, *notes(self)]

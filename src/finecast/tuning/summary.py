@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -96,7 +96,7 @@ def comparison(result: Result) -> TextTable:
     ]
     right = (*heads, *gained)
     return TextTable(
-        title=timed_in(result) + _spread(result),
+        title="; ".join(filter(None, (timed_in(result), speeds_apart(result)))),
         left=("",),
         right=right,
         rows=rows,
@@ -269,17 +269,13 @@ def timed_in(result: Result) -> str:
     return f"timed in {title_of(result.engine)}, {threads}{_sizes(result)}"
 
 
-def _spread(result: Result) -> str:
-    """The range of the speeds in several processes, of which the table has the middle."""
-    if result.target or not result.engine:
-        return ""
-    apart = speeds_apart(result.speedups)
-    return f"; {apart}" if apart else ""
+def speeds_apart(result: Result) -> str:
+    """The range of the speeds in several processes, of which the result has the middle.
 
-
-def speeds_apart(speeds: Sequence[float]) -> str:
-    """The range of speeds in several processes; empty for one speed."""
-    if len(speeds) <= 1:
+    Empty where times were not measured, and for one speed.
+    """
+    speeds = result.speedups
+    if result.target or len(speeds) <= 1:
         return ""
     return f"x{min(speeds):.2f} to x{max(speeds):.2f} in {len(speeds)} processes"
 

@@ -32,7 +32,7 @@ from finecast.frontends.onnx.editor import FREE_INITIALIZERS, Editor, every_valu
 from finecast.frontends.onnx.miscomputed import FLATTENING, over_last_axis, read_from
 from finecast.frontends.onnx.model import OnnxFile, staged
 from finecast.frontends.onnx.statements import stated_since
-from finecast.frontends.onnx.types import ranks_of
+from finecast.frontends.onnx.types import ASIDE, ranks_of
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, Tier, lookup
 
@@ -42,8 +42,6 @@ NEWEST_OPSET: Final = 26
 _OLDEST_OPSET: Final = 7
 # The last element type that this IR version has: later ones have types of 6 bits.
 _LAST_TYPE: Final = ir.DataType.INT2
-# A domain that onnx's converter does not know: it leaves its ops alone.
-_ASIDE: Final = "finecast.aside"
 
 
 def needed_opsets(
@@ -203,9 +201,9 @@ def _converted(model: ir.Model, version: int) -> ir.Model:
         hidden += filter(_broadcasts, model.graph.all_nodes())
     domains = [node.domain for node in hidden]
     for node in hidden:
-        node.domain = _ASIDE
+        node.domain = ASIDE
     if hidden:
-        model.opset_imports[_ASIDE] = 1
+        model.opset_imports[ASIDE] = 1
     stated = model.ir_version
     # Of older versions the converter refuses initializers that are no inputs; engines do not.
     model.ir_version = max(stated or 0, FREE_INITIALIZERS)
@@ -213,12 +211,12 @@ def _converted(model: ir.Model, version: int) -> ir.Model:
         raised = native.rewritten(model, _to(version))
     finally:
         model.ir_version = stated
-        model.opset_imports.pop(_ASIDE, None)
+        model.opset_imports.pop(ASIDE, None)
         for node, domain in zip(hidden, domains, strict=True):
             node.domain = domain
-    if raised.opset_imports.pop(_ASIDE, None) is not None:
+    if raised.opset_imports.pop(ASIDE, None) is not None:
         for node in raised.graph.all_nodes():
-            if node.domain == _ASIDE:
+            if node.domain == ASIDE:
                 node.domain = ""
                 if node.op_type in FLATTENING:  # by both definitions over the last axis
                     node.attributes["axis"] = ir.AttrInt64("axis", -1)

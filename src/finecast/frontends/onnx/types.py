@@ -231,7 +231,7 @@ def inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
     long signals that can exceed the pass's memory: then plain inference is run.
     """
     if _hide_misread(proto.graph):
-        proto.opset_import.append(onnx.OperatorSetIdProto(domain=_ASIDE, version=1))
+        proto.opset_import.append(onnx.OperatorSetIdProto(domain=ASIDE, version=1))
     try:
         return native.transform("infer", proto, data_prop=1)
     except native.PassDiedError as error:
@@ -239,8 +239,8 @@ def inferred(proto: onnx.ModelProto) -> onnx.ModelProto:
         return native.transform("infer", proto, data_prop=0)
 
 
-_ASIDE: Final = "finecast.aside"
-"""A domain of which onnx knows no op."""
+ASIDE: Final = "finecast.aside"
+"""A domain of which onnx knows no op: its passes and its converter leave these alone."""
 
 
 def _hide_misread(graph: onnx.GraphProto) -> bool:
@@ -252,10 +252,9 @@ def _hide_misread(graph: onnx.GraphProto) -> bool:
     """
     hidden = False
     for node in graph.node:
-        loses_axis = any(a.name == "keepdims" and a.i == 0 for a in node.attribute)
-        sized = node.op_type == "SplitToSequence" and len(node.input) > 1
-        if sized and loses_axis and not node.domain:
-            node.domain, hidden = _ASIDE, True
+        sized = node.op_type == "SplitToSequence" and len(node.input) > 1 and not node.domain
+        if sized and any(a.name == "keepdims" and a.i == 0 for a in node.attribute):
+            node.domain, hidden = ASIDE, True
         for attribute in node.attribute:
             own = [attribute.g] if attribute.HasField("g") else []
             for body in (*own, *attribute.graphs):
