@@ -54,7 +54,7 @@ def test_too_few_open_files(net: Path, most: int) -> None:
 
 
 @pytest.mark.skipif(not LINUX, reason="needs limits as Linux has them")
-@pytest.mark.parametrize("most_mb", [150, 210, 300, 400, 590, 660])
+@pytest.mark.parametrize("most_mb", [150, 222, 368, 560, 590, 660])
 def test_too_little_memory(net: Path, most_mb: int) -> None:
     done = convert(net, resource.RLIMIT_AS, most_mb << 20)
     if done.returncode != ExitCode.DONE:
@@ -69,8 +69,8 @@ def test_openblas_has_its_buffer_before_other_work(net: Path) -> None:
     code = (
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
-        "from finecast.processes.memory import reserve_for_products\n"
-        "reserve_for_products()\n"
+        "from finecast.processes.memory import reserve_memory\n"
+        "reserve_memory()\n"
         "import numpy as np\n"
         "squares = np.ones((300, 300)), np.empty((300, 300))\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"

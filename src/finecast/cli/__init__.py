@@ -48,7 +48,7 @@ from finecast.plugin import (
     plugins,
     verbs,
 )
-from finecast.processes.memory import limit_error, reserve_for_products
+from finecast.processes.memory import limit_error, reserve_memory
 from finecast.terminal import claim_standard_output, prints_to, results, safe, write
 
 if TYPE_CHECKING:
@@ -92,8 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in args
     args = [plain_dashes(arg) for arg in args if arg != "--debug"]
     args = _joined(args) or ["--help"]
+    reserve = None
     try:
-        reserve_for_products()
+        reserve = reserve_memory()
         _refuse_empty(args)
         warn(*failures())
         return _run(args)
@@ -105,6 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _NO_READER
     except (Exception, KeyboardInterrupt) as error:
+        if reserve is not None:
+            reserve.close()
         shown = _shown(error, _verb(args))
         if shown is None or (debug and not isinstance(shown, InterruptedRunError)):
             raise

@@ -7,6 +7,7 @@ ends the process where there are no more: that was so with 13 models of 5,000 op
 from __future__ import annotations
 
 import errno
+import importlib
 import mmap
 import os
 import re
@@ -48,9 +49,12 @@ that they take for each thread, have up to so many bytes."""
 _PRODUCT: Final = 256
 """Rows of a product that OpenBLAS computes by its buffer; small ones need none."""
 
-_LEAST_BYTES: Final = 192 << 20
-"""What numpy takes (85 MB) with the buffer of its products (36 MB), and as much again
-for Python's own modules."""
+_LEAST_BYTES: Final = 512 << 20
+"""What the libraries of a small conversion take (580 MB in all). Some of them crash, or try
+for ever, where they get no memory while they are loaded: so less is refused before that."""
+
+_ERROR_BYTES: Final = 16 << 20
+"""What naming an error takes: modules, and the file of this process's state."""
 
 _OF_MEMORY: Final = re.compile(
     r"bad[_ ]alloc|cannot allocate|can't alloc|failed to (allocate|map segment)"
@@ -136,23 +140,31 @@ def _limit() -> int:
     return 0 if limit == resource.RLIM_INFINITY else limit
 
 
-def reserve_for_products() -> None:
-    """Where addresses are limited, take now what numpy's matrix products need.
+def reserve_memory() -> mmap.mmap | None:
+    """Where addresses are limited, take now what later work cannot fail to get.
 
-    OpenBLAS takes a buffer for each of its threads at the first product. Where it gets none it
-    ends the process, with status 1 and nothing cleaned up. With one thread there is one
-    buffer, and a product before all other work has it.
+    numpy and scipy each have an OpenBLAS, which takes a buffer for each of its threads:
+    numpy's at the first product, scipy's where it is loaded. Where numpy's gets none it ends
+    the process, with status 1 and nothing cleaned up; scipy's tries for ever. With one thread
+    there is one buffer each, and both have it before all other work.
+
+    Returns:
+        Memory that is to be closed before an error is named: without any left, Python itself
+        can crash. None where nothing is limited.
 
     Raises:
-        OSError: If less is left than numpy and that buffer take.
+        OSError: If less is left than the libraries take.
     """
-    if _limit():
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        mmap.mmap(-1, _LEAST_BYTES).close()
-        import numpy as np
+    if not _limit():
+        return None
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    mmap.mmap(-1, _LEAST_BYTES).close()
+    import numpy as np
 
-        square = np.ones((_PRODUCT, _PRODUCT))
-        np.matmul(square, square)
+    importlib.import_module("scipy.linalg")  # loads its OpenBLAS
+    square = np.ones((_PRODUCT, _PRODUCT))
+    np.matmul(square, square)
+    return mmap.mmap(-1, _ERROR_BYTES)
 
 
 def memory_bytes() -> int:
