@@ -355,7 +355,16 @@ def with_switches(model: NativeModel, switches: Sequence[Switch]) -> Any:
     elements false it computes what the model computes.
     """
     graph = model.graph
+    rounded: dict[tuple[int, Reading], Any] = {}
     tensors: dict[tuple[int, Reading, int], Any] = {}
+
+    def switched(value: int, encoding: Reading, k: int) -> Any:
+        """The value, rounded if element ``k`` of the switch is true."""
+        exact = model.tensor(value)
+        if (value, encoding) not in rounded:  # one rounding serves all switches
+            rounded[value, encoding] = _rounded(model, value, exact, encoding)
+        return model.switched(k, rounded[value, encoding], exact)
+
     for k, switch in enumerate(switches):
         for (node, index), encoding in switch.ports.items():
             value = graph.nodes[node].inputs[index]
@@ -363,18 +372,12 @@ def with_switches(model: NativeModel, switches: Sequence[Switch]) -> Any:
                 continue
             key = (value, encoding, k)
             if key not in tensors:
-                tensors[key] = _switched(model, value, encoding, k)
+                tensors[key] = switched(value, encoding, k)
             model.give(value, [Use(node=node, index=index)], tensors[key])
         for number, encoding in switch.outputs.items():
             value = graph.outputs[number].id
-            model.give(value, [Use(node=None)], _switched(model, value, encoding, k))
+            model.give(value, [Use(node=None)], switched(value, encoding, k))
     return model.finish(len(switches))
-
-
-def _switched(model: NativeModel, value: int, encoding: Reading, k: int) -> Any:
-    """The value, rounded if element ``k`` of the switch is true."""
-    exact = model.tensor(value)
-    return model.switched(k, _rounded(model, value, exact, encoding), exact)
 
 
 def _rounded(model: NativeModel, value: int, tensor: Any, encoding: Reading) -> Any:
@@ -534,9 +537,8 @@ def rounded(op: Op, x: Any, fmt: Format) -> Any:
     magnitude = op("abs", x)
     if fmt.exponent_bits == Format.FP32.exponent_bits:
         large = op("greater", magnitude, _LARGE)
-        scaled = op("multiply", x, op("select", large, _DOWN, 1.0))
-        high = _high_part(op, scaled, fmt)
-        back = op("multiply", high, op("select", large, 1 / _DOWN, 1.0))
+        factor = op("select", large, _DOWN, 1.0)
+        back = op("divide", _high_part(op, op("multiply", x, factor), fmt), factor)
         # Inf and NaN have no high part.
         return op("select", op("is_finite", x), back, x)
     bounded = op("clamp", x, min_value=-2 * fmt.max, max_value=2 * fmt.max)

@@ -239,9 +239,14 @@ class Loop:
         return plans[best]
 
     def _finest(self, plans: Sequence[Proposal], estimate: Estimate, best: int) -> int:
-        """The most accurate of the plans that are known as well as ``best``, and as fast."""
-        timed = self._is_timed(plans[best])
-        most = float(estimate.cost[best]) + math.log(self.least_gain)
+        """The most accurate of the plans that are known as well as ``best``, and as fast.
+
+        It gains, too, if ``best`` does.
+        """
+        timed, cost = self._is_timed(plans[best]), float(estimate.cost[best])
+        most = cost + math.log(self.least_gain)
+        if cost < self._log_limit:
+            most = min(most, self._log_limit)
         alike = [
             i
             for i, one in enumerate(plans)
