@@ -962,8 +962,8 @@ def test_the_journal_says_what_was_measured_and_why(bench: Bench) -> None:
     assert journal[-1].plan in evaluated
     assert journal[-1].text.startswith(f"the search ends with {journal[-1].plan}: ")
     assert re.match(
-        r"benchmark of .*: would save \d+.*% of the time, if it passes \(chance \d+%\); took"
-        r" .* s, x\d",
+        r"benchmark of .*: would save \d+.*% ± \d+% of the time, if it passes \(chance \d+%\);"
+        r" took .* s, x\d",
         journal[0].text,
     )
 

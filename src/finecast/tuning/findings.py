@@ -81,6 +81,8 @@ class SearchStep:
         gain: The share of the time of a call that the plan was predicted to save, over the
             fastest plan that had passed by then; over fp32 before any had. Once the plan was
             timed, that is measured.
+        gain_off: The standard deviation of ``gain``, as far as it was known: a plan that is
+            predicted to save nothing may turn out to be faster.
         chance: The probability with which it was expected to keep the criterion.
         seconds: What the measurement took.
         result: What it told; of the end, why nothing more was measured.
@@ -90,6 +92,7 @@ class SearchStep:
     seconds: float
     plan: str = ""
     gain: float = 0.0
+    gain_off: float = 0.0
     chance: float = 0.0
     result: str = ""
 
@@ -101,19 +104,22 @@ class SearchStep:
             return f"the search ends{chosen}: {self.result}"
         text = f"{_STEPS.get(self.what, self.what)}{self.plan and f' of {self.plan}'}: "
         if self.plan:
-            text += f"{expected(self.gain, self.chance)}; "
+            text += f"{expected(self.gain, self.gain_off, self.chance)}; "
         return f"{text}took {self.seconds:.2g} s{self.result and f', {self.result}'}"
 
 
 _LEAST_GAIN: Final = 1e-4
 """A smaller share of the time is none that could be measured."""
+_LEAST_OFF: Final = 0.01
+"""A smaller deviation, as of a plan that was timed, is not told."""
 
 
-def expected(gain: float, chance: float) -> str:
-    """Text: what a plan was predicted to save, and its probability to pass."""
+def expected(gain: float, off: float, chance: float) -> str:
+    """Text: what a plan was predicted to save, how sure that is, its probability to pass."""
+    about = f" ± {off:.0%}" if off >= _LEAST_OFF else ""
     if gain < _LEAST_GAIN:
-        return f"would save no time (chance to pass {chance:.0%})"
-    return f"would save {percent(gain)} of the time, if it passes (chance {chance:.0%})"
+        return f"would save no time{about and f',{about}'} (chance to pass {chance:.0%})"
+    return f"would save {percent(gain)}{about} of the time, if it passes (chance {chance:.0%})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ _MORE_TRIALS: Final = 2
 _MUCH_WORTH: Final = 0.05
 # Chances to pass of the plans that are proposed after each evaluation.
 _CHANCES: Final = (0.9, 0.75, 0.5, 0.25)
+_DOES_NOT_RUN: Final = "the engine does not run it as planned"
 # Half an interval of a race in standard errors.
 _INTERVAL: Final = 2.7
 
@@ -75,8 +76,8 @@ class Loop:
     journal: list[SearchStep] = field(default_factory=list[SearchStep])
     _timed: set[str] = field(init=False, default_factory=set[str])
     _asked: int = field(init=False, default=0)
-    # What the plan to measure next saves if it passes, and its chance to do so.
-    _expected: tuple[float, float] = field(init=False, default=(0.0, 0.0))
+    # What the plan to measure next saves if it passes, how sure that is, its chance to pass.
+    _expected: tuple[float, float, float] = field(init=False, default=(0.0, 0.0, 0.0))
 
     def add(self, proposals: Iterable[Proposal]) -> None:
         """Let plans be chosen."""
@@ -139,10 +140,11 @@ class Loop:
             f" {plans[best].name}, {next_best}"
         )
 
-    def _saving(self, estimate: Estimate, number: int) -> tuple[float, float]:
-        """The share of the best plan's time that a plan saves, and its chance to pass."""
-        saving = -math.expm1(float(estimate.cost[number]) - self._log_best)
-        return saving, float(estimate.passes[number])
+    def _saving(self, estimate: Estimate, number: int) -> tuple[float, float, float]:
+        """The share of the best plan's time that a plan saves, its deviation, its chance."""
+        share = math.exp(float(estimate.cost[number]) - self._log_best)
+        off = share * float(estimate.cost_off[number])
+        return 1 - share, off, float(estimate.passes[number])
 
     @property
     def _unmeasured(self) -> list[Proposal]:
@@ -289,12 +291,13 @@ class Loop:
             what, result = "evaluation", self._evaluate(plan)
         else:
             what, result = "race", self.race([plan])
-        gain, chance = self._expected
+        gain, off, chance = self._expected
         self._note(
             SearchStep(
                 what=what,
                 plan=plan.name,
                 gain=gain,
+                gain_off=off,
                 chance=chance,
                 seconds=now_s() - start,
                 result=result,
@@ -313,6 +316,8 @@ class Loop:
         # The engine may lack kernels for a mix of formats, or for it with many requests.
         timed = {c.plan.digest for c in candidates}
         self.models.dropped |= {p.plan.digest for p in plans} - timed
+        if not timed:
+            return _DOES_NOT_RUN
         self._take_costs()
         if self.models.errors_are_cheap:
             for one in candidates:
@@ -329,7 +334,7 @@ class Loop:
         candidate = known.get(digest)
         if candidate is None:  # it does not run
             models.dropped.add(digest)
-            return "it does not run"
+            return _DOES_NOT_RUN
         trials = models.trials
         passed = trials.passes(candidate, models.evaluate)
         metric = trials.metric(candidate.plan)

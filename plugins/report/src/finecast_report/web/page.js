@@ -86,9 +86,9 @@ function journalSection() {
   const steps = (found && found.journal) || [];
   if (!steps.length) return null;
   const words = { race: "benchmark", "errors of ops": "errors of single ops" };
-  const rows = steps.filter((s) => s.what !== "end").map((s) => [words[s.what] || s.what, s.plan || "–", s.plan ? (s.gain > 0 ? percent(s.gain) : "nothing") : "–", s.plan ? percent(s.chance) : "–", el("span", { class: "together" }, digits(s.seconds) + " s"), s.result || "–"]);
+  const rows = steps.filter((s) => s.what !== "end").map((s) => [words[s.what] || s.what, s.plan || "–", s.plan ? (s.gain > 0 ? percent(s.gain) : "nothing") + (s.gain_off >= 0.01 ? ` ± ${Math.round(100 * s.gain_off)}%` : "") : "–", s.plan ? percent(s.chance) : "–", el("span", { class: "together" }, digits(s.seconds) + " s"), s.result || "–"]);
   const ends = steps.filter((s) => s.what === "end" && s.result);
-  return [el("p", {}, "All measurements, in their order. “Would save” is the share of the time that a plan was expected to save compared with the fastest plan that had passed by then, or with fp32 before any had. Next came the plan with the largest product of its saving, less the 3% that are the noise of benchmarks, and its chance to pass."),
+  return [el("p", {}, "All measurements, in their order. “Would save” is the share of the time that a plan was expected to save compared with the fastest plan that had passed by then, or with fp32 before any had. Next came the plan with the largest product of two figures: its mean saving beyond 3%, the noise of benchmarks, and its chance to pass. A plan that was not timed may save more or less than predicted (±), so that one predicted to save nothing may be worth a benchmark."),
     table(["measurement", "plan", "would save", "chance to pass", "took", "result"], rows, [2, 3, 4]),
     ends.map((s) => el("p", {}, `The search ended${s.plan ? ` with ${s.plan}` : ""}: ${s.result}.`))];
 }
