@@ -103,6 +103,8 @@ class ToyEngine(Engine):
     device: str = "CPU"
     refuses_mixes: bool = False
     refuses_low: str = ""
+    misruns: str = ""
+    """An op that runs in fp32 all the same where another one is in fp32."""
     noise: Callable[[], float] = lambda: 1.0
     slow: frozenset[str] = frozenset()
     lasts: int = 0
@@ -118,6 +120,9 @@ class ToyEngine(Engine):
         if self.refuses_mixes and len(formats) > 1:
             raise EngineError("no kernel for this mix")
         low = {k.ops[0] for k in self.kernels(proto) if k.format == "fp16"}
+        if self.misruns in low and len(formats) > 1:
+            unfit = {self.misruns: ("fp16", "runs it in fp32 all the same")}
+            raise EngineError(f"'{self.misruns}' runs in fp32 all the same", unfit=unfit)
         if self.refuses_low in low or (low and self.refuses_low == "any"):
             raise EngineError(f"no kernel for node '{self.refuses_low}': fp16")
         return ToySession(get_engine(self.inner).load(model), self, proto)
@@ -266,6 +271,24 @@ def test_a_plan_that_fails_in_a_later_run_is_left_out(bench: Bench) -> None:
     assert outcome.improved
     assert set(outcome.plan.formats.values()) == {Format.FP16, Format.FP32}
     assert any("a plan was dropped (7 fp16): out of scratch" in w for w in outcome.warnings)
+
+
+def test_of_a_plan_that_does_not_run_as_planned_the_rest_is_tried(bench: Bench) -> None:
+    bench.engine.misruns = "conv0"
+    evaluated: list[float] = []
+
+    def score(run: Run) -> float:
+        if run_once(run):
+            evaluated.append(0.0)
+        return 0.0 if len(evaluated) == BASELINE + 1 else 1.0  # the fastest plan misses
+
+    outcome = bench.tune(evaluate=score)
+    steps = outcome.findings.journal
+    refused = [s for s in steps if s.result == "the engine does not run it as planned"]
+    assert refused
+    assert f"{refused[0].plan}, 1 op in fp32" in {s.plan for s in steps}
+    assert outcome.improved
+    assert outcome.plan.formats["conv0"] is Format.FP32
 
 
 def test_what_is_predicted_to_be_slow_races_only_if_the_fastest_misses(bench: Bench) -> None:
@@ -692,7 +715,7 @@ def test_the_search_goes_on_where_the_plan_found_is_not_faster(bench: Bench) -> 
 
     outcome = bench.tune(evaluate=score)
     assert outcome.improved, outcome.why
-    assert outcome.plan.formats["head"] is Format.FP32
+    assert outcome.plan.formats["conv0"] is Format.FP32
 
 
 def test_rules_that_leave_nothing(bench: Bench) -> None:
@@ -957,14 +980,20 @@ def test_the_journal_says_what_was_measured_and_why(bench: Bench) -> None:
     raced = [step.plan for step in journal if step.what == "race"]
     assert {*evaluated} <= {*raced}
     assert all(0 <= step.chance <= 1 and step.gain < 1 for step in journal)
-    assert outcome.to_dict()["journal"][0]["what"] == "race"
-    assert {step.what for step in journal if not step.plan} == {"errors of ops"}
+    written = outcome.to_dict()["journal"]
+    assert [step["what"] for step in written[:2]] == ["fp32", "race"]
+    assert {step.what for step in journal if not step.plan} <= {
+        "fp32",
+        "errors of ops",
+        "more plans",
+    }
     assert journal[-1].plan in evaluated
     assert journal[-1].text.startswith(f"the search ends with {journal[-1].plan}: ")
+    assert journal[0].text == f"fp32: 0; a plan passes from {0.3 * worst:.6g} down"
     assert re.match(
-        r"benchmark of .*: would save \d+.*% ± \d+% of the time, if it passes \(chance \d+%\);"
-        r" took .* s, x\d",
-        journal[0].text,
+        r"benchmark of .*, worth [\d.]+ \(would save \d+\.\d% ± \d+% of the time,"
+        r" chance to pass \d+%.*\): took .* s, x\d",
+        journal[1].text,
     )
 
 
@@ -1068,7 +1097,7 @@ def test_a_single_unit_is_found_that_no_step_of_the_frontier_has_alone(
     assert "--max-trials" in without.why
     found = branches.tune(evaluate=evaluate, max_trials=20)
     assert found.improved
-    assert found.plan.formats["huge"] is Format.FP32
+    assert found.plan.formats["conv0"] is Format.FP32
     assert found.plan.formats["fine"] is Format.FP16
     assert found.evaluations <= 21
     names = {c.plan.digest: c.name for c in found.findings.candidates}
@@ -1098,7 +1127,7 @@ def test_an_op_that_the_engine_refuses_low_keeps_fp32_and_the_search_goes_on(
     outcome = bench.tune(engine=replace(bench.engine, refuses_low="middle"))
     assert outcome.improved
     formats = outcome.plan.formats
-    assert formats["middle"] is Format.FP32
+    assert formats["conv0"] is Format.FP32
     assert Format.FP16 in formats.values()
     assert outcome.plan.keep_ops
     assert "no op is replaced by another" in outcome.why

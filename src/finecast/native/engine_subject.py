@@ -290,6 +290,7 @@ class EngineSubject(Subject):
         failed = dict(zip(built, errors, strict=True)) | race.failed
         for name, error in failed.items():
             one = built[name]
+            one.unfit = error.unfit if error else {}
             # The same plan by casts, if it races, stands for it.
             if error and replace(one.plan, by_hint=False).digest not in built.keys() - {name}:
                 self.tell(one.dropped(error))

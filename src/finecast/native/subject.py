@@ -62,6 +62,7 @@ class Built:
             those that an engine puts in by itself.
         loaded: Its session, once it was run.
         stays_loaded: Whether ``release`` leaves it loaded: it is timed again at the end.
+        unfit: The ops that the engine did not run as planned where it was to be timed.
     """
 
     model: Any
@@ -70,6 +71,7 @@ class Built:
     casts: int = 0
     loaded: Session | None = field(default=None, repr=False)
     stays_loaded: bool = False
+    unfit: Unfit = field(default_factory=dict[str, tuple[str, str]])
 
     @property
     def origin(self) -> Origin:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from finecast.measure.study import Trial
-from finecast.naming import percent
 from finecast.native.subject import Examined
 from finecast.numbers.formats import Format
 from finecast.planning.kept_products import KeptProducts, kept_products
@@ -67,7 +66,12 @@ class Found:
     passed: bool | None = None
 
 
-_STEPS: Final = {"race": "benchmark", "errors of ops": "errors of single ops"}
+_STEPS: Final = {
+    "race": "benchmark",
+    "errors of ops": "errors of single ops",
+    "more plans": "more plans, as none known is worth a measurement",
+}
+_FP32: Final = "fp32"
 _END: Final = "end"
 
 
@@ -76,8 +80,14 @@ class SearchStep:
     """A measurement of the search, or its end.
 
     Attributes:
-        what: ``race`` or ``evaluation`` of a plan, ``errors of ops``, or ``end``.
+        what: ``fp32``, whose metric is known; ``race`` or ``evaluation`` of a plan; ``errors
+            of ops``; ``more plans`` that were proposed; or ``end``.
         plan: The name of the plan that is measured; of the end, the fastest one that passed.
+        instead_of: The name of a plan that was worth most and is as fast and less accurate;
+            empty if that is ``plan``.
+        worth: By this it was chosen: the mean of the logarithm of how many times as fast as
+            the plan in use it may be, beyond what counts as equally fast, times its chance to
+            pass.
         gain: The share of the time of a call that the plan was predicted to save, over the
             fastest plan that had passed by then; over fp32 before any had. Once the plan was
             timed, that is measured.
@@ -89,8 +99,10 @@ class SearchStep:
     """
 
     what: str
-    seconds: float
+    seconds: float = 0.0
     plan: str = ""
+    instead_of: str = ""
+    worth: float = 0.0
     gain: float = 0.0
     gain_off: float = 0.0
     chance: float = 0.0
@@ -102,24 +114,31 @@ class SearchStep:
         if self.what == _END:
             chosen = f" with {self.plan}" if self.plan else ""
             return f"the search ends{chosen}: {self.result}"
-        text = f"{_STEPS.get(self.what, self.what)}{self.plan and f' of {self.plan}'}: "
+        text = _STEPS.get(self.what, self.what)
+        if self.what == _FP32:
+            return f"{text}: {self.result}"
         if self.plan:
-            text += f"{expected(self.gain, self.gain_off, self.chance)}; "
-        return f"{text}took {self.seconds:.2g} s{self.result and f', {self.result}'}"
+            text += f" of {self.plan}, {self.reason}"
+        return f"{text}: took {self.seconds:.2g} s{self.result and f', {self.result}'}"
+
+    @property
+    def reason(self) -> str:
+        """Text: why the plan was measured, or would be."""
+        about = f" ± {self.gain_off:.0%}" if self.gain_off >= _LEAST_OFF else ""
+        size = f"{abs(self.gain):.1%}{about}"
+        saving = f"would save {size} of the time"
+        if self.gain <= -_LEAST_GAIN:
+            saving = f"would take {size} more time"
+        instead = (
+            f", as fast as {self.instead_of} and more accurate" if self.instead_of else ""
+        )
+        return f"worth {self.worth:.2g} ({saving}, chance to pass {self.chance:.0%}{instead})"
 
 
-_LEAST_GAIN: Final = 1e-4
-"""A smaller share of the time is none that could be measured."""
+_LEAST_GAIN: Final = 5e-4
+"""A smaller share of the time is printed as none."""
 _LEAST_OFF: Final = 0.01
 """A smaller deviation, as of a plan that was timed, is not told."""
-
-
-def expected(gain: float, off: float, chance: float) -> str:
-    """Text: what a plan was predicted to save, how sure that is, its probability to pass."""
-    about = f" ± {off:.0%}" if off >= _LEAST_OFF else ""
-    if gain < _LEAST_GAIN:
-        return f"would save no time{about and f',{about}'} (chance to pass {chance:.0%})"
-    return f"would save {percent(gain)}{about} of the time, if it passes (chance {chance:.0%})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -21,12 +21,12 @@ import numpy as np
 
 from finecast.data.metrics import Score
 from finecast.measure.timing import now_s
-from finecast.naming import percent
+from finecast.naming import number_of
 from finecast.planning.problem import Analysis, Proposal
-from finecast.planning.proposing import near, sharpened
+from finecast.planning.proposing import near, sharpened, stated
 from finecast.progress import Detail
 from finecast.tuning.belief import Belief, Estimate
-from finecast.tuning.findings import SearchStep, expected
+from finecast.tuning.findings import SearchStep
 from finecast.tuning.models import PlanModels
 from finecast.tuning.search import Candidate, undecided
 
@@ -76,8 +76,8 @@ class Loop:
     journal: list[SearchStep] = field(default_factory=list[SearchStep])
     _timed: set[str] = field(init=False, default_factory=set[str])
     _asked: int = field(init=False, default=0)
-    # What the plan to measure next saves if it passes, how sure that is, its chance to pass.
-    _expected: tuple[float, float, float] = field(init=False, default=(0.0, 0.0, 0.0))
+    # Why the plan to measure next is the next one.
+    _why: SearchStep = field(init=False, default_factory=lambda: SearchStep(what=""))
 
     def add(self, proposals: Iterable[Proposal]) -> None:
         """Let plans be chosen."""
@@ -91,6 +91,7 @@ class Loop:
         Law: it was evaluated in this run, and gains what was asked for.
         """
         trials, models = self.models.trials, self.models
+        self._note(SearchStep(what="fp32", result=trials.asked))
         self._take_costs()
         self._propose_near()
         while True:
@@ -102,17 +103,22 @@ class Loop:
             elif self._is_worth_sharpening():
                 self._sharpen()
             elif self._may_go_on() and self._asked < len(self.proposers):
-                self._asked += 1
-                self.add(self.proposers[self._asked - 1](self))
+                self._ask_next()
             else:
                 best = self.best
                 if best is None or trials.confirms(best, models.evaluate):
                     plan = "" if best is None else best.name
-                    end = SearchStep(
-                        what="end", seconds=0.0, plan=plan, result=self._why_no_more
-                    )
-                    self._note(end)
+                    self._note(SearchStep(what="end", plan=plan, result=self._why_no_more))
                     return best
+
+    def _ask_next(self) -> None:
+        """Let the next proposer propose plans."""
+        start, known = now_s(), len(self.pool)
+        self._asked += 1
+        self.add(self.proposers[self._asked - 1](self))
+        if more := len(self.pool) - known:
+            result = number_of(more, "plan")
+            self._note(SearchStep(what="more plans", seconds=now_s() - start, result=result))
 
     @property
     def _why_no_more(self) -> str:
@@ -133,18 +139,25 @@ class Loop:
             return "all plans that are known were measured"
         estimate = self.belief.of(plans)
         best = int(estimate.gain(self._log_limit).argmax())
-        next_best = expected(*self._saving(estimate, best))
+        next_best = self._reason(plans, estimate, best)
         return (
-            f"no other plan is expected to gain more than {percent(self._worth)} (its saving"
-            " beyond the noise of benchmarks, times its chance to pass). The best of them,"
-            f" {plans[best].name}, {next_best}"
+            f"no other plan is worth more than {self._worth:.2g}. The best of them,"
+            f" {next_best.plan}, is {next_best.reason}"
         )
 
-    def _saving(self, estimate: Estimate, number: int) -> tuple[float, float, float]:
-        """The share of the best plan's time that a plan saves, its deviation, its chance."""
+    def _reason(
+        self, plans: Sequence[Proposal], estimate: Estimate, number: int
+    ) -> SearchStep:
+        """What is expected of a plan, as a step of the journal that is yet to be made."""
         share = math.exp(float(estimate.cost[number]) - self._log_best)
-        off = share * float(estimate.cost_off[number])
-        return 1 - share, off, float(estimate.passes[number])
+        return SearchStep(
+            what="",
+            plan=plans[number].name,
+            worth=float(estimate.gain(self._log_limit)[number]),
+            gain=1 - share,
+            gain_off=share * float(estimate.cost_off[number]),
+            chance=float(estimate.passes[number]),
+        )
 
     @property
     def _unmeasured(self) -> list[Proposal]:
@@ -226,7 +239,7 @@ class Loop:
             number = plans.index(start) if start in plans else None
             if number is not None and estimate.cost[number] < limit:
                 self.start = None if self._is_timed(start) else start
-                self._expected = self._saving(estimate, number)
+                self._why = self._reason(plans, estimate, number)
                 return start
         if gains.max() >= self._worth:
             best = int(gains.argmax())
@@ -236,9 +249,10 @@ class Loop:
             return None
         else:  # so that it is known that nothing gains
             best = int(hopes.argmax())
-        best = self._finest(plans, estimate, best)
-        self._expected = self._saving(estimate, best)
-        return plans[best]
+        finest = self._finest(plans, estimate, best)
+        instead_of = "" if finest == best else plans[best].name
+        self._why = replace(self._reason(plans, estimate, finest), instead_of=instead_of)
+        return plans[finest]
 
     def _finest(self, plans: Sequence[Proposal], estimate: Estimate, best: int) -> int:
         """The most accurate of the plans that are known as well as ``best``, and as fast.
@@ -291,18 +305,7 @@ class Loop:
             what, result = "evaluation", self._evaluate(plan)
         else:
             what, result = "race", self.race([plan])
-        gain, off, chance = self._expected
-        self._note(
-            SearchStep(
-                what=what,
-                plan=plan.name,
-                gain=gain,
-                gain_off=off,
-                chance=chance,
-                seconds=now_s() - start,
-                result=result,
-            )
-        )
+        self._note(replace(self._why, what=what, seconds=now_s() - start, result=result))
 
     def _note(self, step: SearchStep) -> None:
         """Keep a step in the journal, and report it."""
@@ -315,7 +318,9 @@ class Loop:
         self.pool |= {c.plan.digest: c.proposal for c in candidates}
         # The engine may lack kernels for a mix of formats, or for it with many requests.
         timed = {c.plan.digest for c in candidates}
-        self.models.dropped |= {p.plan.digest for p in plans} - timed
+        refused = [p for p in plans if p.plan.digest not in timed]
+        self.models.dropped |= {p.plan.digest for p in refused}
+        self.add(one for p in refused for one in self._without_unfit(p))
         if not timed:
             return _DOES_NOT_RUN
         self._take_costs()
@@ -323,7 +328,28 @@ class Loop:
             for one in candidates:
                 self.belief.erred(one.proposal, self.models.error(one) ** 2)
         fp32, names = self.models.fp32 or math.nan, {p.name for p in plans}
-        return ", ".join(f"x{fp32 / c.cost:.3g}{_form(c.name, names)}" for c in candidates)
+        hinted = any(c.plan.by_hint for c in candidates)
+        forms = [
+            _form(c.name, names) or (" by casts" if hinted and not c.plan.by_hint else "")
+            for c in candidates
+        ]
+        speeds = [f"x{fp32 / c.cost:.3g}" for c in candidates]
+        return ", ".join(map(str.__add__, speeds, forms))
+
+    def _without_unfit(self, refused: Proposal) -> Sequence[Proposal]:
+        """The plan with its ops in fp32 that the engine did not run as planned, if it told."""
+        built = self.models.built.get(refused.plan.digest)
+        if built is None or not built.unfit:
+            return ()
+        planner, analysis = self.belief.planner, self.belief.analysis
+        plan = refused.plan
+        formats = {
+            node.id: plan.formats[node.name]
+            for node in planner.graph.nodes
+            if node.name in plan.formats and node.name not in built.unfit
+        }
+        name = f"{refused.name}, {number_of(len(built.unfit), 'op')} in fp32"
+        return (stated(planner, analysis, formats, name),)
 
     def _evaluate(self, proposal: Proposal) -> str:
         models, digest = self.models, proposal.plan.digest

@@ -240,6 +240,12 @@ class Trials:
         return self.budget.goal.criterion
 
     @property
+    def asked(self) -> str:
+        """Text: what fp32 scores, and the worst metric with which a plan passes."""
+        end = "on" if self._criterion.higher_is_better else "down"
+        return f"{self.baseline:.6g}; a plan passes from {self.target:.6g} {end}"
+
+    @property
     def target(self) -> float:
         """The worst metric that passes."""
         return self._criterion.target(self.baseline)

@@ -85,11 +85,13 @@ function plansSection() {
 function journalSection() {
   const steps = (found && found.journal) || [];
   if (!steps.length) return null;
-  const words = { race: "benchmark", "errors of ops": "errors of single ops" };
-  const rows = steps.filter((s) => s.what !== "end").map((s) => [words[s.what] || s.what, s.plan || "–", s.plan ? (s.gain > 0 ? percent(s.gain) : "nothing") + (s.gain_off >= 0.01 ? ` ± ${Math.round(100 * s.gain_off)}%` : "") : "–", s.plan ? percent(s.chance) : "–", el("span", { class: "together" }, digits(s.seconds) + " s"), s.result || "–"]);
+  const words = { race: "benchmark", "errors of ops": "errors of single ops", "more plans": "more plans proposed" };
+  const saving = (s) => `${percent(s.gain)}${s.gain_off >= 0.01 ? ` ± ${Math.round(100 * s.gain_off)}%` : ""}`;
+  const rows = steps.filter((s) => s.what !== "end" && s.what !== "fp32").map((s) => [words[s.what] || s.what, s.plan ? s.plan + (s.instead_of ? ` (as fast as ${s.instead_of} and more accurate)` : "") : "–", s.plan && s.worth !== undefined ? digits(s.worth) : "–", s.plan ? saving(s) : "–", s.plan ? percent(s.chance) : "–", el("span", { class: "together" }, digits(s.seconds) + " s"), s.result || "–"]);
   const ends = steps.filter((s) => s.what === "end" && s.result);
-  return [el("p", {}, "All measurements, in their order. “Would save” is the share of the time that a plan was expected to save compared with the fastest plan that had passed by then, or with fp32 before any had. Next came the plan with the largest product of two figures: its mean saving beyond 3%, the noise of benchmarks, and its chance to pass. A plan that was not timed may save more or less than predicted (±), so that one predicted to save nothing may be worth a benchmark."),
-    table(["measurement", "plan", "would save", "chance to pass", "took", "result"], rows, [2, 3, 4]),
+  const first = steps.find((s) => s.what === "fp32");
+  return [el("p", {}, `${first ? `fp32 has ${first.result}. ` : ""}All measurements, in their order. “Saves” is the share of the time that a plan was expected to save compared with the fastest plan that had passed by then, or with fp32 before any had, ± its standard deviation. Next came the plan of the largest worth: the mean logarithm of how many times as fast it may be, beyond the 3% that are the noise of benchmarks, times its chance to pass.`),
+    table(["measurement", "plan", "worth", "saves", "chance to pass", "took", "result"], rows, [2, 3, 4, 5]),
     ends.map((s) => el("p", {}, `The search ended${s.plan ? ` with ${s.plan}` : ""}: ${s.result}.`))];
 }
 
