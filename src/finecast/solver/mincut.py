@@ -28,7 +28,7 @@ from finecast.solver.assignment import (
     total_by,
 )
 from finecast.solver.network import build_network, node_weights, unit_sides
-from finecast.solver.reducing import Removed, Undecided, reduced, settle
+from finecast.solver.reducing import Merged, Undecided, reduced, settle
 
 _FLOW_BITS = 30  # scipy adds a capacity to its reverse: both must stay below 2**30
 _SUM_BITS = 60  # sums of capacities over one node's edges stay below this in int64
@@ -51,15 +51,15 @@ def minimal_cut(
     net = _quantise(weight, tail, head, cost, group)
     low = np.zeros(len(weight), dtype=np.bool_)
     rest = 1 << _SUM_BITS
-    removed: list[Removed] = []
+    merged: list[Merged] = []
     while len(net.ids):
         net, out = reduced(net, low)
-        removed += out
+        merged += out
         if len(net.ids):
             net, members, rest = _stage(net, rest)
             low[members] = True
-    for one in reversed(removed):
-        one.decide(low)
+    for ids, into in reversed(merged):
+        low[ids] = low[into]
     return low
 
 
