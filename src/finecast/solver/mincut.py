@@ -23,8 +23,6 @@ from finecast.solver.assignment import (
     Floats,
     Ints,
     Problem,
-    Solution,
-    evaluate,
     total_by,
 )
 from finecast.solver.network import build_network, node_weights, unit_sides
@@ -169,8 +167,8 @@ def _reach(tail: Ints, head: Ints, open_: Bools, start: int, size: int) -> Bools
     return mask
 
 
-def solve(problem: Problem, lam: float) -> Solution:
-    """The assignment of least cost at ``lam`` (seconds per unit of squared error).
+def solve(problem: Problem, lam: float) -> Bools:
+    """The low units of the assignment of least cost at ``lam``, seconds per squared error.
 
     Law: no assignment costs less, and among those of equal cost this has the fewest low
     units (it is contained in each of them). ``lam = inf`` minimises error first, then time.
@@ -178,4 +176,4 @@ def solve(problem: Problem, lam: float) -> Solution:
     """
     net = build_network(problem)
     low = minimal_cut(node_weights(net, lam), net.tail, net.head, net.cost)
-    return evaluate(problem, unit_sides(net, low))
+    return unit_sides(net, low)
