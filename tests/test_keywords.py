@@ -18,7 +18,6 @@ VERBS: dict[str, tuple[Callable[..., Any], type]] = {
     "apply": (api.apply, keywords.ApplyKeywords),
     "tune": (api.tune, keywords.TuneKeywords),
     "inspect": (api.inspect, keywords.InspectKeywords),
-    "judge": (api.judge, keywords.ExplainKeywords),
     "explain": (api.explain, keywords.ExplainKeywords),
     "emulate": (api.emulate, keywords.EmulateKeywords),
     "blame": (api.blame, keywords.BlameKeywords),

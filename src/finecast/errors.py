@@ -28,75 +28,42 @@ class ExitCode(IntEnum):
 TOO_MANY_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE})
 """Errors of the system where a process, or all together, may open no more files."""
 
+_VALUES: Final = (
+    *("--batch", "--blame", "--calib", "--check", "--confidence", "--criterion", "--data"),
+    *("--decode-steps", "--diff", "--engine", "--executor", "--from-type", "--groups"),
+    *("--jobs", "--keep", "--labels", "--lock", "--lower-is-better", "--max-bits"),
+    *("--max-drop", "--max-error", "--max-size", "--max-trials", "--metric", "--model"),
+    *("--objective", "--of", "--ops", "--output", "--plan", "--plan-out", "--preset"),
+    *("--report", "--runs", "--score-range", "--seconds", "--slices", "--start", "--state"),
+    *("--study", "--target", "--to", "--tolerance"),
+)
+_SWITCHES: Final = (
+    *("--force", "--freeze-inputs", "--memory", "--per-op", "--resume", "--strict", "--trust"),
+)
+_OF_POLICY: Final = ("--adjust", "--calibration", "--exclude", "--include", "--io")
+
+
+def _keyword(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
 KEYWORDS: Final[Mapping[str, str]] = {
-    "--adjust": "Policy.adjust",
-    "--batch": "batch",
-    "--blame": "blame",
-    "--calib": "calib",
-    "--calibration": "Policy.calibration",
-    "--check": "check",
-    "--confidence": "confidence",
-    "--criterion": "criterion",
-    "--data": "data",
-    "--decode-steps": "decode_steps",
-    "--diff": "diff",
+    **{option: _keyword(option) for option in _VALUES},
+    **{option: f"{_keyword(option)}=True" for option in _SWITCHES},
+    **{option: f"Policy.{_keyword(option)}" for option in _OF_POLICY},
     "--dim": "dims",
-    "--engine": "engine",
     "--eval": "evaluate",
-    "--exclude": "Policy.exclude",
-    "--executor": "executor",
     "--external-data/--one-file": "external_data",
-    "--force": "force=True",
-    "--freeze-inputs": "freeze_inputs=True",
     "--freeze-inputs/--no-freeze-inputs": "freeze_inputs",
-    "--from-type": "from_type",
-    "--groups": "groups",
-    "--include": "Policy.include",
-    "--io": "Policy.io",
-    "--jobs": "jobs",
-    "--keep": "keep",
-    "--labels": "labels",
-    "--lock": "lock",
-    "--lower-is-better": "lower_is_better",
-    "--max-bits": "max_bits",
-    "--max-drop": "max_drop",
-    "--max-error": "max_error",
-    "--max-size": "max_size",
-    "--max-trials": "max_trials",
-    "--memory": "memory=True",
-    "--metric": "metric",
-    "--model": "model",
     "--no-freeze-inputs": "freeze_inputs=False",
     "--no-lock": "lock=False",
     "--no-memory": "memory=False",
     "--no-verify": "verify=False",
-    "--objective": "objective",
-    "--of": "of",
     "--op": "Policy.op_formats",
-    "--ops": "ops",
-    "--output": "output",
-    "--per-op": "per_op=True",
-    "--plan": "plan",
-    "--plan-out": "plan_out",
-    "--preset": "preset",
-    "--report": "report",
-    "--resume": "resume=True",
     "--rules": "user_rules",
-    "--runs": "runs",
     "--sample-axis": "DataOptions.sample_axes",
-    "--score-range": "score_range",
-    "--seconds": "seconds",
     "--set": "settings",
-    "--slices": "slices",
-    "--start": "start",
-    "--state": "state",
-    "--strict": "strict=True",
-    "--study": "study",
-    "--target": "target",
     "--timeout": "timeout_s",
-    "--to": "to",
-    "--tolerance": "tolerance",
-    "--trust": "trust=True",
 }
 """The Python API's names for the command line's options in messages. Options that say what is
 cast (``--auto-cast``) have none: in Python a policy says it."""

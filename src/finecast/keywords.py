@@ -98,7 +98,7 @@ class InspectKeywords(SizedKeywords, OpeningKeywords, total=False):
 
 
 class ExplainKeywords(InspectKeywords, total=False):
-    """Of ``explain`` and ``judge``."""
+    """Of ``explain``."""
 
     user_rules: Mapping[str, UserRule] | None
 

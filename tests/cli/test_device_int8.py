@@ -203,7 +203,7 @@ def test_what_a_device_has_no_integers_for_is_refused(files: tuple[Path, Path]) 
     with pytest.raises(UsageError, match=nothing):
         api.convert(net, None, "all:int8", engine="emulator:trn1", data=str(data))
     with pytest.raises(UsageError, match=nothing):
-        api.judge(net, "all:int8", target="trn1", data=str(data))
+        api.explain(net, policy="all:int8", target="trn1", data=str(data))
     with pytest.raises(UsageError, match="needs the ranges"):
         api.convert(net, None, "all:int8", target="sm80")
 

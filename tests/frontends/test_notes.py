@@ -10,7 +10,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import finecast
-from finecast import api
 from finecast.frontends import onnx as frontend
 from finecast.frontends.onnx import TYPE_KEY
 from finecast.graph.builder import scope_of, source_line
@@ -52,7 +51,7 @@ def noted(proto: onnx.ModelProto) -> dict[str, dict[str, str]]:
 
 def decided(time_us: float = 12.5) -> Plan:
     """The first op in bf16, the second in fp32, both by costs."""
-    _, plan = api.judge(model(), "all:bf16")
+    plan = finecast.explain(model(), policy="all:bf16").plan
     by = {"decided by": "time", "bf16 us": time_us, "fp32 us": 32.5}
     decisions = [
         replace(
@@ -73,7 +72,7 @@ def decided(time_us: float = 12.5) -> Plan:
 
 
 def test_scopes_and_lines_of_the_program_are_read() -> None:
-    graph, _ = api.judge(model(), "all:bf16")
+    graph = finecast.explain(model(), policy="all:bf16").graph
     first, second = graph.nodes
     assert (first.scope, second.scope) == ("enc.layer.0", "enc/layer.1")
     assert first.source == "/app/net.py:12 in forward: return self.fc(x)"

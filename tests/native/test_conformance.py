@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 import finecast
-from finecast import Policy, api
+from finecast import Policy
 from finecast.data.feeds import synthetic_feeds
 from finecast.data.function_workload import Run
 from finecast.diagnosis.difference import Side, difference
@@ -161,11 +161,12 @@ def test_a_saved_plan_gives_what_convert_gave(net: Path, low: Path, tmp_path: Pa
 
 
 def test_every_float_op_is_judged_with_a_reason(net: Path) -> None:
-    graph, plan = api.judge(net, Policy.parse("all:bf16"))
+    explained = finecast.explain(net, policy="all:bf16")
+    graph, plan = explained.graph, explained.plan
     assert graph.float_nodes
     assert set(plan.formats) == {n.name for n in graph.float_nodes}
     assert all(d.reasons and all(r.text for r in d.reasons) for d in plan.decisions)
-    named = api.graph_for(net, plan)
+    named = finecast.load(net).graph_for(plan)
     assert [n.name for n in named.float_nodes] == [n.name for n in graph.float_nodes]
 
 
@@ -183,10 +184,10 @@ def test_a_plan_of_another_model_is_refused(
     other = tmp_path / f"other{frontend.suffix}"
     for weights in ([*WEIGHTS, *WEIGHTS], WEIGHTS[:1]):  # it names too many ops, or too few
         frontend.write(other, weights)
-        _, plan = api.judge(other, Policy.parse("all:bf16"))
+        plan = finecast.explain(other, policy="all:bf16").plan
         for call in (
             lambda p: finecast.apply(p, net, low),
-            lambda p: api.graph_for(net, p),
+            lambda p: finecast.load(net).graph_for(p),
         ):
             with pytest.raises(ModelError):
                 call(plan)
@@ -206,7 +207,7 @@ def test_unknown_names_are_refused_before_any_work(
     engine = frontend.state_times(monkeypatch)
     verbs: tuple[Callable[[], object], ...] = (
         lambda: finecast.convert(net, low, policy),
-        lambda: api.judge(net, policy),
+        lambda: finecast.explain(net, policy=policy),
         lambda: finecast.tune(
             net, low, policy=policy, evaluate=evaluate, calib=[{"x": X}], engine=engine
         ),
@@ -392,7 +393,7 @@ def test_what_is_no_model_is_one_error(net: Path, found: bytes | None) -> None:
 
 
 def test_plans_come_back_from_their_files(net: Path) -> None:
-    plans = [api.judge(net, Policy.parse("all:bf16"))[1] for _ in range(2)]
+    plans = [finecast.explain(net, policy="all:bf16").plan for _ in range(2)]
     assert plans[0] == plans[1]
     assert Plan.from_json(plans[0].to_json()) == plans[0]
 

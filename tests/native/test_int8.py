@@ -149,11 +149,11 @@ def test_the_user_s_word_counts(net: Path, openvino: OpenVinoEngine) -> None:
 
 
 def test_every_op_that_is_not_coded_says_why(net: Path, openvino: OpenVinoEngine) -> None:
-    _, plan = api.judge(net, Policy.parse("all:int8"), data=DATA, engine="openvino")
+    plan = api.explain(net, policy="all:int8", data=DATA, engine="openvino").plan
     said = {d.node: "; ".join(r.text for r in d.reasons) for d in plan.decisions}
     assert "no engine here runs softmax on integers" in said["soft"]
     assert "it adds a constant" in said["bias"]
-    _, plan = api.judge(net, Policy.parse("all:int8"), engine="openvino")
+    plan = api.explain(net, policy="all:int8", engine="openvino").plan
     reasons = "; ".join(r.text for r in plan.reasons)
     assert "x has no int8 scale: nothing was observed of it" in reasons
 

@@ -21,9 +21,9 @@ from finecast.planning.sensitivity import Sensitivity
 from finecast.planning.units import Units, make_units
 from finecast.rules import Permission
 from finecast.solver import labelling
-from finecast.solver.assignment import evaluate
 from finecast.solver.labelling import LabelProblem
 from tests.graph.text import from_text
+from tests.solver.costs import evaluate
 
 FP32, BF16, FP16 = Format.FP32, Format.BF16, Format.FP16
 

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from finecast.errors import RuleConflictError
-from finecast.solver import assignment, expansion
+from finecast.solver import expansion
 from finecast.solver.expansion import envelope, fastest_within, highest, label
 from finecast.solver.labelling import (
     Labelling,
@@ -22,6 +22,7 @@ from finecast.solver.labelling import (
     evaluate,
     two_sided,
 )
+from tests.solver import costs
 
 LAMS = (0.0, 0.5, 2.0, 64.0)
 
@@ -201,7 +202,7 @@ def test_the_problem_of_two_sides_costs_the_same(problem: LabelProblem) -> None:
     exact = two_sided(problem)
     for labels in product((0, 1), repeat=len(problem.time)):
         want = evaluate(problem, np.array(labels, dtype=np.int64))
-        got = assignment.evaluate(exact, np.array(labels, dtype=np.bool_))
+        got = costs.evaluate(exact, np.array(labels, dtype=np.bool_))
         assert got.time_s == pytest.approx(want.time_s)
         assert got.error == want.error
 

@@ -12,11 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finecast.errors import RuleConflictError
-from finecast.solver.assignment import PINNED_HIGH, PINNED_LOW, Problem, Solution, evaluate
+from finecast.solver.assignment import PINNED_HIGH, PINNED_LOW, Problem
 from finecast.solver.frontier import frontier
 from finecast.solver.mincut import minimal_cut, solve
+from tests.solver.costs import Solution, evaluate
 
 INF = float("inf")
+
+
+def solved(problem: Problem, lam: float) -> Solution:
+    return evaluate(problem, solve(problem, lam))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +119,7 @@ LAMS = st.sampled_from([0.0, 0.0, 0.25, 0.25, 0.5, 0.5, 1.0, 4.0, 1e12, INF])
 @given(problems(), LAMS)
 def test_solve_equals_brute_force_with_fewest_low(problem: Problem, lam: float) -> None:
     answers = every_answer(problem)
-    got = solve(problem, lam)
+    got = solved(problem, lam)
     best = min(a.cost(lam) for a in answers)
     winners = [a for a in answers if a.cost(lam) == best]
     least = set[int].intersection(*sets(winners))
@@ -139,7 +144,7 @@ def test_a_unit_without_a_side_is_named() -> None:
 def test_infinite_price_forbids_the_least_error() -> None:
     """No finite price has the same effect: here 1e3 s are gained for an error of 1e-300."""
     problem = make_problem(high=[2e3, 2], low=[1e3, 1], error=[1e-300, 0], values=[])
-    assert solve(problem, INF).low.tolist() == [False, True]
+    assert solved(problem, INF).low.tolist() == [False, True]
     assert frontier(problem)[0].low.tolist() == [False, True]
 
 
@@ -203,7 +208,7 @@ def test_frontier_is_nested_and_optimal_throughout(problem: Problem) -> None:
         middle = (
             step.lam_low + 1 if step.lam_high == INF else (step.lam_low + step.lam_high) / 2
         )
-        assert np.array_equal(step.low, solve(problem, middle).low)
+        assert np.array_equal(step.low, solved(problem, middle).low)
         for lam in (step.lam_low, min(step.lam_high, 1e6)):
             best = min(a.cost(lam) for a in answers)[0]
             assert step.time_s + lam * step.error <= best * (1 + 1e-12)
@@ -236,7 +241,7 @@ def test_small_problems_over_many_decades(seed: int, factor: float) -> None:
     problem = replace(problem, **{k: getattr(problem, k) * factor for k in scale})
     answers = every_answer(problem)
     for lam in (0.0, 1e-8, 1e-3, 1.0, 1e4, 1e12):
-        got = solve(problem, lam)
+        got = solved(problem, lam)
         best = min(a.cost(lam) for a in answers)[0]
         assert got.time_s + lam * got.error == pytest.approx(best, rel=1e-12, abs=0)
     steps = frontier(problem)
@@ -255,7 +260,7 @@ def test_large_frontier_agrees_with_single_cuts(seed: int) -> None:
     assert slopes == pytest.approx([s.lam_low for s in steps[:-1]], rel=1e-5)
     for step in steps[1 :: max(1, len(steps) // 10)]:
         lam = (step.lam_high * max(step.lam_low, step.lam_high / 4)) ** 0.5
-        alone = solve(problem, lam)
+        alone = solved(problem, lam)
         bound = alone.time_s + lam * alone.error
         assert step.time_s + lam * step.error <= bound * (1 + 1e-12)
         whole = evaluate(problem, step.low)
@@ -282,7 +287,7 @@ def test_a_shared_value_is_cast_once() -> None:
         error=[0] * 4,
         values=[(0, [1, 2, 3, 3], 5, 5, 0)],
     )
-    got = solve(shared, 0.0)
+    got = solved(shared, 0.0)
     assert got.low.tolist() == [False, True, True, True]
     assert (got.time_s, got.casts) == (12.0, 1)
 
@@ -291,9 +296,9 @@ def test_a_value_rounds_once() -> None:
     problem = make_problem(
         high=[3, 3, 3], low=[1, 1, 1], error=[0, 0, 0], values=[(0, [1, 2], 9, 9, 4)]
     )
-    assert solve(problem, 1.0).low.all()
-    assert solve(problem, 1.0).error == 4.0
-    assert not solve(problem, 1.5).low.any()  # equal cost: nothing is lowered without gain
+    assert solved(problem, 1.0).low.all()
+    assert solved(problem, 1.0).error == 4.0
+    assert not solved(problem, 1.5).low.any()  # equal cost: nothing is lowered without gain
 
 
 def same(a: Solution, b: Solution) -> bool:
@@ -302,7 +307,7 @@ def same(a: Solution, b: Solution) -> bool:
 
 def test_deterministic() -> None:
     problem = layered(3, 2000)
-    assert same(solve(problem, 1e-2), solve(problem, 1e-2))
+    assert same(solved(problem, 1e-2), solved(problem, 1e-2))
     assert frontier(problem) == frontier(problem)
     first, second = frontier(problem)[-1], frontier(problem)[-1]
     assert np.array_equal(first.order, second.order)
@@ -322,7 +327,7 @@ def test_units_of_measure_do_not_matter(problem: Problem, time: int, error: int)
         error=problem.error * e,
         value_error=problem.value_error * e,
     )
-    assert np.array_equal(solve(problem, 1.5).low, solve(scaled, 1.5 * t / e).low)
+    assert np.array_equal(solved(problem, 1.5).low, solved(scaled, 1.5 * t / e).low)
 
 
 def test_cut_needs_more_than_one_stage() -> None:

@@ -158,7 +158,7 @@ def test_convert_file_keeps_shapes_free_and_halves_the_weights(saved: Path) -> N
 
 def test_the_plan_travels_with_the_program_without_figures(saved: Path) -> None:
     low = saved.with_name("low.pt2")
-    _, plan = api.judge(saved, "matmult:bf16")
+    plan = finecast.explain(saved, policy="matmult:bf16").plan
     measured = Reason(
         rule=DECISION, text="saves 12.5 us", permits=("bf16",), evidence={DECIDED_BY: "time"}
     )
@@ -365,7 +365,8 @@ def test_ops_that_give_sizes_have_no_type_and_no_internal_name(tmp_path: Path) -
     program = torch.export.export(Folded(), (torch.randn(4, 6, 8),), dynamic_shapes=shapes)
     path = tmp_path / "m.pt2"
     torch.export.save(program, path)
-    graph, plan = api.judge(path, "all:bf16")
+    explained = finecast.explain(path, policy="all:bf16")
+    graph, plan = explained.graph, explained.plan
     sizes = [node.name for node in graph.nodes if node.op == "shape"]
     assert sizes
     assert not any("hook" in name for name in sizes)

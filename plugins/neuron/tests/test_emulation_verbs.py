@@ -10,10 +10,9 @@ import numpy as np
 import onnx
 import pytest
 
-from finecast.api import judge
+from finecast.api import explain
 from finecast.errors import ExitCode, ModelError
 from finecast.numbers.formats import Format
-from finecast.rules.policy import Policy
 from finecast_neuron.ladder import LadderWalk, PlanResult
 from tests.cli.conftest import Answer
 from tests.engines.emulator import models
@@ -313,7 +312,7 @@ def test_ladder_keeps_no_model_that_fails_its_check(
         raise ModelError("the model is not valid ONNX", where=str(path))
 
     def found(walk: LadderWalk, outcome: object, named: object) -> tuple[PlanResult, str]:
-        _, plan = judge(walk.model.path, Policy.parse("all:bf16"))
+        plan = explain(walk.model.path, policy="all:bf16").plan
         return PlanResult(plan=plan, metric=1.0, errors={}, time_s=1e-6), ""
 
     monkeypatch.setattr("finecast.frontends.onnx.check", refuse)

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 import finecast
-from finecast import api
 from finecast.data.criterion import Criterion
 from finecast.data.options import DataOptions
 from finecast.data.sources import workload_of
@@ -26,7 +25,7 @@ TRN1 = explicit_casts("trn1")
 def test_the_steps_of_an_op_have_its_format(tmp_path: Path) -> None:
     """A device computes some ops in steps: what a plan says of the op holds for each."""
     path = models.mlp(tmp_path / "m.onnx")
-    _, plan = api.judge(path, Policy.parse("all:bf16"))
+    plan = finecast.explain(path, policy="all:bf16").plan
     program = finecast.load(path).program(replace(TRN1, mixed_accumulation=False))
     formats = program.formats(plan)
     whole, steps = set(plan.formats), {n.name for n in program.graph.float_nodes}
@@ -45,7 +44,7 @@ def test_what_is_emulated_is_not_judged_by_reputation(tmp_path: Path) -> None:
     planner = model.subject(None, TRN1).examine(policy, (), workload, silent).planner
     (softmax,) = (n.name for n in planner.graph.nodes if n.op == "softmax")
     assert planner.lowest().formats[softmax] is Format.BF16
-    assert api.judge(path, policy)[1].formats[softmax] is Format.FP32
+    assert finecast.explain(path, policy=policy).plan.formats[softmax] is Format.FP32
 
 
 def test_what_a_ladder_tells_of_its_work_stays_within_it(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from __future__ import annotations
 from finecast.api.application import applied, apply
 from finecast.api.blaming import blame
 from finecast.api.comparison import diff
-from finecast.api.conversion import convert, converted, judge
+from finecast.api.conversion import convert, converted
 from finecast.api.emulation import emulate
 from finecast.api.explanation import explain
 from finecast.api.inspection import inspect
-from finecast.api.models import Model, ModelInMemory, graph_for, load
+from finecast.api.models import Model, ModelInMemory, load
 from finecast.api.outputs import declared
 from finecast.api.profiling import profile
 from finecast.api.reporting import report
@@ -52,9 +52,7 @@ __all__ = [
     "diff",
     "emulate",
     "explain",
-    "graph_for",
     "inspect",
-    "judge",
     "load",
     "on_data",
     "profile",

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from finecast import keywords
 from finecast.api.application import savable
-from finecast.api.models import Model, opened_in_fp32
+from finecast.api.models import Model
 from finecast.api.outputs import declared
 from finecast.api.requests import device_for, on_data
 from finecast.arguments import checked, group_of
@@ -21,7 +21,6 @@ from finecast.engines import get_engine
 from finecast.engines.base import Feeds, Session
 from finecast.errors import EngineError, UsageError
 from finecast.files import CommandFiles, write_text
-from finecast.graph import Graph
 from finecast.native.artefact import Destination
 from finecast.native.lock import Deployed, Runner, lock_files
 from finecast.native.model import OpenedModel, ReadOptions, RunOptions
@@ -179,29 +178,3 @@ def judged_by_chosen(data: DataOptions, plan: Plan) -> Iterator[str]:
             " it may lose"
             " more than is said here; give data of their own to choose by (--calib)"
         )
-
-
-@checked(RunOptions, DataOptions, ReadOptions)
-def judge(
-    model: Model,
-    policy: Policy | str,
-    *,
-    data: DataOptions | Data | None = None,
-    engine: str | None = None,
-    target: Emulation | str | None = None,
-    **options: Unpack[keywords.ExplainKeywords],
-) -> tuple[Graph, Plan]:
-    """What the rules alone say of each op: the model's graph, and the lowest plan they permit.
-
-    With ``data`` the rules see the ranges of the model's values on it. ``data`` and
-    ``options`` are as for ``convert``.
-
-    Raises:
-        FinecastError: If the model cannot be read or rules conflict.
-    """
-    asked = Policy.of(policy)
-    run = replace(
-        group_of(RunOptions, options), engine=engine, device=device_for(asked, target)
-    )
-    run = on_data(run, group_of(DataOptions, options, data=data))
-    return opened_in_fp32(model, group_of(ReadOptions, options)).judge(asked, run)[:2]

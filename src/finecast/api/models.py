@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeAlias, Unpack
 from finecast import keywords
 from finecast.arguments import checked, group_of
 from finecast.files import holds_object
-from finecast.graph import Graph
 from finecast.native.model import OpenedModel, ReadOptions
 from finecast.native.opening import check_options, opened
 from finecast.planning.plan import Plan
@@ -61,15 +60,6 @@ def opened_in_fp32(
         check_options(Path(model), {"--from-type": how.from_type})
     read = opened(model, how, output=None if output is None else Path(output))
     return read if how.from_type is None else read.to_fp32(how.from_type)
-
-
-def graph_for(model: Model, plan: Plan) -> Graph:
-    """The graph whose nodes ``plan`` names.
-
-    Raises:
-        ModelError: If the plan was made for another model.
-    """
-    return opened(model, plan=plan).graph_for(plan)
 
 
 def plan_of(given: Plan | str | Path | None) -> Plan | None:

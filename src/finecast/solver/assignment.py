@@ -140,33 +140,12 @@ class ProblemBuilder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
-    """An assignment and what it costs; ``casts`` counts the casts that take time."""
-
-    low: Bools
-    time_s: float
-    error: float
-    casts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChainProfile:
     """Time, error and number of casts at each step of a growing chain of low sets."""
 
     time_s: Floats
     error: Floats
     casts: Ints
-
-
-def evaluate(problem: Problem, low: Bools) -> Solution:
-    """The cost of an assignment; a format that is not permitted takes infinite time."""
-    profile = chain_profile(problem, np.where(low, 0, 1), 1)
-    return Solution(
-        low=low,
-        time_s=float(profile.time_s[0]),
-        error=float(profile.error[0]),
-        casts=int(profile.casts[0]),
-    )
 
 
 def total_by(label: Ints, amount: Floats | Bools, count: int) -> Floats:

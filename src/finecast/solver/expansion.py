@@ -441,7 +441,7 @@ def _moved(problem: LabelProblem, at: Labelling, to: int, lam: float) -> Labelli
     a cut cannot express that, and the cast counts with its present cost.
     """
     move = _Move(problem, at.label, to, lam)
-    low = solve(move.problem(), 1.0).low
+    low = solve(move.problem(), 1.0)
     moved = evaluate(problem, np.where(low, to, at.label))
     return moved if moved.cost(lam) < at.cost(lam) else at
 

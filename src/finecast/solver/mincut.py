@@ -23,12 +23,10 @@ from finecast.solver.assignment import (
     Floats,
     Ints,
     Problem,
-    Solution,
-    evaluate,
     total_by,
 )
 from finecast.solver.network import build_network, node_weights, unit_sides
-from finecast.solver.reducing import Removed, Undecided, reduced, settle
+from finecast.solver.reducing import Merged, Undecided, reduced, settle
 
 _FLOW_BITS = 30  # scipy adds a capacity to its reverse: both must stay below 2**30
 _SUM_BITS = 60  # sums of capacities over one node's edges stay below this in int64
@@ -51,15 +49,15 @@ def minimal_cut(
     net = _quantise(weight, tail, head, cost, group)
     low = np.zeros(len(weight), dtype=np.bool_)
     rest = 1 << _SUM_BITS
-    removed: list[Removed] = []
+    merged: list[Merged] = []
     while len(net.ids):
         net, out = reduced(net, low)
-        removed += out
+        merged += out
         if len(net.ids):
             net, members, rest = _stage(net, rest)
             low[members] = True
-    for one in reversed(removed):
-        one.decide(low)
+    for ids, into in reversed(merged):
+        low[ids] = low[into]
     return low
 
 
@@ -169,8 +167,8 @@ def _reach(tail: Ints, head: Ints, open_: Bools, start: int, size: int) -> Bools
     return mask
 
 
-def solve(problem: Problem, lam: float) -> Solution:
-    """The assignment of least cost at ``lam`` (seconds per unit of squared error).
+def solve(problem: Problem, lam: float) -> Bools:
+    """The low units of the assignment of least cost at ``lam``, seconds per squared error.
 
     Law: no assignment costs less, and among those of equal cost this has the fewest low
     units (it is contained in each of them). ``lam = inf`` minimises error first, then time.
@@ -178,4 +176,4 @@ def solve(problem: Problem, lam: float) -> Solution:
     """
     net = build_network(problem)
     low = minimal_cut(node_weights(net, lam), net.tail, net.head, net.cost)
-    return evaluate(problem, unit_sides(net, low))
+    return unit_sides(net, low)

@@ -7,7 +7,7 @@ are those of that cut, given the sides of the remaining ones. No step raises the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -96,151 +96,35 @@ _LARGEST_SUM: Final = 2.0**60
 # A step that removes less than 1/16 of the nodes takes longer than it saves in the flow:
 # measured on densely connected graphs.
 _WORTH_A_STEP: Final = 16
-# Further passes of ``presolve`` in a row gain less than the other steps do.
+# Further passes of ``presolve`` in a row gain less than merging does.
 _PASSES: Final = 3
 _TURNS: Final = 2
 
-
-class Removed(Protocol):
-    """Nodes that a step removed."""
-
-    def decide(self, low: Bools) -> None:
-        """Set ``low`` (indexed by ids) for the removed nodes, given the others'."""
-        ...
+Merged: TypeAlias = tuple[Ints, Ints]
+"""Ids of nodes, and of the nodes on whose sides each of them is."""
 
 
-def reduced(net: Undecided, low: Bools) -> tuple[Undecided, list[Removed]]:
+def reduced(net: Undecided, low: Bools) -> tuple[Undecided, list[Merged]]:
     """Reduce a network; sets ``low`` of nodes that are decided.
 
     Returns:
-        The smaller network, and the removed nodes, to be decided in reverse order.
+        The smaller network, and the merged nodes. The sides of those merged last are copied
+        first.
     """
-    removed: list[Removed] = []
+    merged: list[Merged] = []
     for _ in range(_TURNS):
         net = presolve(net, low, most=_PASSES)
         before = len(net.ids)
         if not before:
-            return net, removed
-        net, beside = _eliminated(net)
-        net, merged = _merged(net)
-        removed += [t for t in (beside, merged) if t is not None]
+            return net, merged
+        net, step = _merged(net)
+        merged += [] if step is None else [step]
         if len(net.ids) * _WORTH_A_STEP > before * (_WORTH_A_STEP - 1):
             break
-    return presolve(net, low), removed
+    return presolve(net, low), merged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ends:
-    """An edge of each of some nodes: its other end, its cost, whether it enters the node."""
-
-    other: Ints
-    cost: Ints
-    into: Bools
-
-    def cut(self, node_low: bool, other_low: Bools | bool) -> Ints:
-        """The cost that is cut, given whether the node and the other end are in S."""
-        crosses = np.where(self.into, other_low, np.logical_not(other_low))
-        return self.cost * (crosses & (self.into != node_low))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Between:
-    """Removed nodes with one or two edges: they take the side that costs less."""
-
-    ids: Ints
-    weight: Ints
-    first: _Ends
-    second: _Ends
-
-    def decide(self, low: Bools) -> None:
-        """Put nodes into S where that costs less."""
-        a, b = low[self.first.other], low[self.second.other]
-        low[self.ids] = self._inside(a, b) < self._outside(a, b)
-
-    def least(self, a: bool, b: bool) -> Ints:
-        """The least cost of the node and its edges, given whether the other ends are in S."""
-        return np.minimum(self._inside(a, b), self._outside(a, b))
-
-    def _inside(self, a: Bools | bool, b: Bools | bool) -> Ints:
-        return self.weight + self.first.cut(True, a) + self.second.cut(True, b)
-
-    def _outside(self, a: Bools | bool, b: Bools | bool) -> Ints:
-        return self.first.cut(False, a) + self.second.cut(False, b)
-
-
-def _eliminated(net: Undecided) -> tuple[Undecided, Removed | None]:
-    """The network without nodes of one or two edges; of two neighbours only one is removed.
-
-    The least cost of such a node, as a function of the sides of its two neighbours, is stated
-    by a weight of each neighbour and an edge between them.
-    """
-    count = len(net.ids)
-    degree = np.bincount(net.tail, minlength=count) + np.bincount(net.head, minlength=count)
-    chosen = (degree > 0) & (degree <= 2)
-    both = chosen[net.tail] & chosen[net.head]
-    chosen[np.maximum(net.tail[both], net.head[both])] = False
-    if not chosen.any() or np.count_nonzero(chosen) * _WORTH_A_STEP < count:
-        return net, None
-    between = _between(net, chosen)
-    one, other = between.first.other, between.second.other
-    neither, first = between.least(False, False), between.least(True, False)
-    second, all_ = between.least(False, True), between.least(True, True)
-    weight = net.weight.copy()
-    np.add.at(weight, one, all_ - second)
-    np.add.at(weight, other, second - neither)
-    apart = first - neither - all_ + second  # added cost if only the first end is in S
-    new = (apart > 0) & (one != other)
-    stays = ~(chosen[net.tail] | chosen[net.head])
-    number = np.cumsum(~chosen) - 1
-    left = Undecided(
-        ids=net.ids[~chosen],
-        weight=weight[~chosen],
-        tail=number[np.concatenate([net.tail[stays], one[new]])],
-        head=number[np.concatenate([net.head[stays], other[new]])],
-        cost=np.concatenate([net.cost[stays], apart[new]]),
-    )
-    removed = replace(
-        between,
-        ids=net.ids[between.ids],
-        first=replace(between.first, other=net.ids[one]),
-        second=replace(between.second, other=net.ids[other]),
-    )
-    return left, removed
-
-
-def _between(net: Undecided, chosen: Bools) -> _Between:
-    """The chosen nodes, of which no two are neighbours, and their edges.
-
-    If a node has one edge only, its second one has cost 0.
-    """
-    leaving, entering = np.flatnonzero(chosen[net.tail]), np.flatnonzero(chosen[net.head])
-    node = np.concatenate([net.tail[leaving], net.head[entering]])
-    order = np.argsort(node, kind="stable")
-    node = node[order]
-    other = np.concatenate([net.head[leaving], net.tail[entering]])[order]
-    cost = np.concatenate([net.cost[leaving], net.cost[entering]])[order]
-    into = order >= len(leaving)
-    at = np.flatnonzero(np.append(True, node[1:] != node[:-1]))
-    last = np.append(at[1:], len(node)) - 1
-    first = _Ends(other=other[at], cost=cost[at], into=into[at])
-    second = _Ends(other=other[last], cost=np.where(last > at, cost[last], 0), into=into[last])
-    nodes = node[at]
-    return _Between(ids=nodes, weight=net.weight[nodes], first=first, second=second)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Merged:
-    """Nodes ``ids`` are on the same sides as the nodes ``into``."""
-
-    ids: Ints
-    into: Ints
-
-    def decide(self, low: Bools) -> None:
-        """Copy the sides of the nodes that they were merged into."""
-        low[self.ids] = low[self.into]
-
-
-def _merged(net: Undecided) -> tuple[Undecided, Removed | None]:
+def _merged(net: Undecided) -> tuple[Undecided, Merged | None]:
     """The network with nodes merged that are on the same side in the smallest minimum cut.
 
     If i is in S, so is j if the edge from i to j costs more than j's joining S can cost. If j
@@ -276,7 +160,7 @@ def _merged(net: Undecided) -> tuple[Undecided, Removed | None]:
         head=head[keep],
         cost=net.cost[keep],
     )
-    return left, _Merged(ids=net.ids, into=net.ids[first][group])
+    return left, (net.ids, net.ids[first][group])
 
 
 def _both_ways(net: Undecided) -> tuple[Ints, Ints, Ints, Ints]:

@@ -91,7 +91,9 @@ def test_products_of_codes_are_the_reference_s(
     grown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in shown)
     emulation = explicit_casts(target)
     shown_net = api.load(grown)
-    plan = api.judge(grown, policy, target=target, data=str(data), user_rules=rules)[1]
+    plan = api.explain(
+        grown, policy=policy, target=target, data=str(data), user_rules=rules
+    ).plan
     session = shown_net.program(emulation).plan_session(plan, emulation)
     found = session.run(feeds)
     for name in shown:

@@ -1,7 +1,7 @@
 """ONNX ops that OpenVINO reads without a word and computes wrongly.
 
-A model with one of them is not given to OpenVINO: the next engine is tried. Products that
-OpenVINO confuses are in ``frontends/openvino/refused.py``.
+A model with one of them is not given to OpenVINO: the next engine is tried. What shows in
+OpenVINO's own ops once it has read a model is in ``frontends/openvino/refused.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import onnx_ir as ir
 
 from finecast.devices.faults import is_here, known_faults
@@ -19,7 +18,7 @@ from finecast.frontends.onnx.definitions import (
     SOFTMAX_FLATTENS_BELOW,
     opset_of,
 )
-from finecast.frontends.onnx.types import infer, ranks_of
+from finecast.frontends.onnx.types import ranks_of
 
 if TYPE_CHECKING:
     import onnx
@@ -65,12 +64,8 @@ def _starts_in_padding(node: ir.Node) -> bool:
 
 
 _RECURRENT: Final = frozenset({"LSTM", "GRU", "RNN"})
-_LENGTHS: Final = 4
-"""The input of recurrent ops that is the length of each sequence."""
 _PEEPHOLES: Final = 7
 """The input of LSTM that is its peepholes."""
-_SEQUENCE_LENGTHS: Final = "openvino-sequence-lengths"
-_READ_AS_SIZES: Final = frozenset({"Shape", "Size"})
 
 _MISCOMPUTED: Final[Sequence[_Miscomputed]] = (
     _Miscomputed(
@@ -99,11 +94,6 @@ _MISCOMPUTED: Final[Sequence[_Miscomputed]] = (
         fault="openvino-lstm-input-forget",
         ops=frozenset({"LSTM"}),
         when=_has("input_forget"),
-    ),
-    _Miscomputed(
-        fault=_SEQUENCE_LENGTHS,
-        ops=_RECURRENT,
-        when=lambda node: any(value is not None for value in node.inputs[_LENGTHS:][:1]),
     ),
     _Miscomputed(
         fault="openvino-resize-antialias",
@@ -165,8 +155,6 @@ def miscomputed_ops(
             same = {_source(n) for n in over_last_axis(whole(), opset)}
             if _source(node) in same:
                 continue
-        if row.fault == _SEQUENCE_LENGTHS and _ends(node) not in _of_free_length(whole()):
-            continue
         yield f"{node.op_type} {node.name!r}", row.fault
 
 
@@ -193,46 +181,6 @@ def over_last_axis(model: ir.Model, opset: int) -> list[ir.Node]:
     }
     ranks = ranks_of(model) if any(axis != -1 for axis in axes.values()) else {}
     return [n for n, axis in axes.items() if axis == -1 or axis + 1 == ranks.get(_source(n))]
-
-
-def _of_free_length(model: ir.Model) -> set[tuple[str, str]]:
-    """What recurrent ops read whose sequences may differ in length, in a tensor of free sizes.
-
-    Lengths that are computed from sizes alone, or that are one number, are those of the whole
-    tensor, as some exporters write them out.
-    """
-    copy = model.clone()
-    infer(copy, shapes=True)
-    return {
-        _ends(node)
-        for node in copy.graph.all_nodes()
-        if node.op_type in _RECURRENT and not node.domain and _is_of_free_length(node)
-    }
-
-
-def _is_of_free_length(node: ir.Node) -> bool:
-    lengths = node.inputs[_LENGTHS] if len(node.inputs) > _LENGTHS else None
-    shape = node.inputs[0].shape if node.inputs[0] is not None else None
-    if lengths is None or (shape is not None and shape.is_static()):
-        return False
-    waiting, seen = [lengths], set[ir.Value]()
-    while waiting:
-        value = waiting.pop()
-        maker = value.producer()
-        if value in seen or (maker is not None and maker.op_type in _READ_AS_SIZES):
-            continue
-        seen.add(value)
-        if maker is None and not value.is_initializer():
-            return True
-        waiting += [i for i in maker.inputs if i is not None] if maker is not None else []
-    constant = lengths.const_value
-    return constant is not None and len(np.unique(constant.numpy())) > 1
-
-
-def _ends(node: ir.Node) -> tuple[str, str]:
-    """The names of the sequences that a recurrent op reads, and of their lengths."""
-    names = [(value.name or "") if value is not None else "" for value in node.inputs]
-    return "".join(names[:1]), "".join(names[_LENGTHS:][:1])
 
 
 def _source(node: ir.Node) -> str:
