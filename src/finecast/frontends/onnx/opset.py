@@ -135,7 +135,7 @@ def _raised(model: ir.Model, version: int, wanted: int) -> ir.Model:
 _BY_SHAPES_FROM: Final = 7
 """The opset from which on operands broadcast by their shapes; before, attributes said how."""
 _IMAGES_DEFINED_ANEW: Final = 11
-"""The opset from which on coordinates of Resize are of centres of pixels, not of corners."""
+"""The opset from which on Resize has coordinates by centres of pixels, no longer by corners."""
 _IMAGES: Final = frozenset({"Resize", "Upsample"})
 _BROADCAST: Final = frozenset(
     {"Add", "And", "Div", "Equal", "Gemm", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"}
