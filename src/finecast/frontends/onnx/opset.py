@@ -105,10 +105,6 @@ def raise_opset(model: ir.Model, version: int) -> ir.Model:
 def _raised(model: ir.Model, version: int, wanted: int) -> ir.Model:
     """``model`` at opset ``version``, on the way to the one that is ``wanted``."""
     own = opset_of(model)
-    if own < _IMAGES_DEFINED_ANEW <= version:
-        for node in model.graph.all_nodes():
-            if node.op_type in _IMAGES and not node.domain:
-                raise _cannot(node, "onnx's converter gives it other coordinates")
     if own < _BY_SHAPES_FROM <= version:
         model = _broadcasting_by_shapes(model)
     imports = model.graph.opset_imports
@@ -134,9 +130,6 @@ def _raised(model: ir.Model, version: int, wanted: int) -> ir.Model:
 
 _BY_SHAPES_FROM: Final = 7
 """The opset from which on operands broadcast by their shapes; before, attributes said how."""
-_IMAGES_DEFINED_ANEW: Final = 11
-"""The opset from which on Resize has coordinates by centres of pixels, no longer by corners."""
-_IMAGES: Final = frozenset({"Resize", "Upsample"})
 _BROADCAST: Final = frozenset(
     {"Add", "And", "Div", "Equal", "Gemm", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor"}
 )
@@ -356,8 +349,10 @@ def _note(model: ir.Model, stated: ir.Model) -> str:
 # --------------------------------------------------------- ops that a later opset defines anew
 #
 # Law: after ``restate`` the ops of a raised model compute what they did in its own opset. As
-# of onnx 1.23 the converter knows nothing of Hardmax, GroupNormalization and norms that train.
-# Without this the numbers would be others, and no error would tell.
+# of onnx 1.23 the converter renames Upsample to Resize and adds inputs, but does not state the
+# coordinates that the old definition takes; and it knows nothing of Hardmax,
+# GroupNormalization and norms that train. Without this the numbers would be others, and no
+# error would tell.
 
 TRAINING_STATED_FROM: Final = 14
 """The opset from which on an attribute says that a BatchNormalization trains."""
@@ -418,6 +413,31 @@ def _prelu(node: ir.Node, editor: Editor) -> None:
         slopes = editor.op("Reshape", [slope, shape], name=given, dtype=slope.dtype)
         node.prepend(editor.take())
     node.replace_input_with(1, slopes)
+
+
+def _resize(node: ir.Node, editor: Editor) -> None:
+    """Before opset 11 coordinates are divided by the scale alone, from the first pixel on.
+
+    The nearest pixel is the one before, and where the size becomes smaller the one after: so
+    engines have it, as the definition leaves it open.
+    """
+    node.attributes["coordinate_transformation_mode"] = ir.AttrString(
+        "coordinate_transformation_mode", "asymmetric"
+    )
+    if node.attributes.get_string("mode", "nearest") != "nearest":
+        return
+    given = node.inputs[2] if len(node.inputs) > 2 else None
+    tensor = None if given is None else constant_tensor(given)
+    if tensor is None:
+        raise _cannot(
+            node, "its scales are computed, and which pixel is nearest hinges on them"
+        )
+    scales = np.asarray(tensor.numpy(), np.float32)
+    smaller, larger = bool((scales < 1).any()), bool((scales > 1).any())
+    if smaller and larger:
+        raise _cannot(node, "it makes one axis larger and another one smaller")
+    mode = "ceil" if smaller else "floor"
+    node.attributes["nearest_mode"] = ir.AttrString("nearest_mode", mode)
 
 
 def _hardmax(node: ir.Node, editor: Editor) -> None:
@@ -486,6 +506,7 @@ def _cannot(node: ir.Node, why: str) -> ModelError:
 _REDEFINED: Final[Sequence[tuple[int, str, Callable[[ir.Node, Editor], None]]]] = (
     (7, "PRelu", _prelu),
     (10, "Dropout", _dropout),
+    (11, "Resize", _resize),
     (12, "Dropout", _dropout),
     (13, "Hardmax", _hardmax),
     (TRAINING_STATED_FROM, "BatchNormalization", _batch_normalization),
