@@ -196,7 +196,7 @@ def test_a_faster_hint_says_which_output_makes_it_a_plan(
     assert not found.improved
     hint = "; or the hint: -o low.xml makes it a plan" if told else ""
     assert f"no model was written: use the model given{hint}" in repr(found).splitlines()[-1]
-    first = "unchanged: -o low.xml would be 2.00 times as fast as fp32, by the hint; "
+    first = "unchanged: -o low.xml would be x2.00 as fast as fp32, by the hint; "
     assert repr(found).startswith(first) is told
 
 

@@ -87,8 +87,8 @@ def test_the_picture_is_one_drawing_without_scripts_or_requests(found: dict[str,
     assert (
         len([c for c in drawn.iter(f"{SVG}circle") if c.find(f"{SVG}title") is not None]) == 3
     )
-    assert "the hint: 2.50x" in [t.text for t in drawn.iter(f"{SVG}text")]
-    assert "chosen: 1.25x" in [t.text for t in drawn.iter(f"{SVG}text")]
+    assert "the hint: x2.50" in [t.text for t in drawn.iter(f"{SVG}text")]
+    assert "chosen: x1.25" in [t.text for t in drawn.iter(f"{SVG}text")]
 
 
 def test_every_point_lies_inside(found: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ def test_every_point_lies_inside(found: dict[str, Any]) -> None:
 def test_a_search_that_found_nothing_has_a_picture(found: dict[str, Any]) -> None:
     found |= {"verdict": "unchanged", "candidates": [], "anchors": [], "frontier": []}
     drawn = ElementTree.fromstring(picture(found, "net"))
-    assert "chosen: 1.00x" in [t.text for t in drawn.iter(f"{SVG}text")]
+    assert "chosen: x1.00" in [t.text for t in drawn.iter(f"{SVG}text")]
 
 
 def test_another_suffix_is_an_error_before_any_work() -> None:

@@ -21,6 +21,7 @@ from finecast.numbers.summation import Order
 from finecast.numbers.thresholds import PROBED_GAIN
 from finecast.planning.detections import JoinedOutput
 from finecast.planning.free_rows import FreeOutput
+from finecast.plugin import title_of
 from finecast.usercode import guarded
 
 if TYPE_CHECKING:
@@ -390,8 +391,13 @@ class Engine(ABC):
 
     @property
     def label(self) -> str:
-        """The name in reports and plans: with the device where that decides the numbers."""
+        """The name in plans and JSON: with the device where that decides the numbers."""
         return self.name
+
+    @property
+    def title(self) -> str:
+        """What messages call it, with the device where that decides the numbers."""
+        return title_of(self.label)
 
     @property
     def spec(self) -> str:

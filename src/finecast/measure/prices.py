@@ -30,6 +30,7 @@ from typing import Any, Final
 from finecast.errors import FinecastError
 from finecast.measure.environment import cpu_label, environment
 from finecast.measure.timing import Demand
+from finecast.plugin import title_of
 
 _VERSION: Final = 1
 _APPLICATION: Final = int.from_bytes(b"fcpb")
@@ -156,10 +157,11 @@ class PriceBook:
             threads,
         )
         versions = " ".join(version.values()) or "of unknown version"
+        title = title_of(f"{engine}:{device}")
         cores = f"{machine.cores} CPUs" + (f" (OMP_NUM_THREADS={threads})" if threads else "")
         return cls(
             path=path,
-            label=f"{cpu_label(machine)}, {cores}, {engine}:{device} {versions}",
+            label=f"{cpu_label(machine)}, {cores}, {title} {versions}",
             digest=_digest(json.dumps(decides, sort_keys=True)),
             tell=tell,
         )

@@ -26,6 +26,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import MAX_STEPS
+from finecast.plugin import title_of
 from finecast.progress import Progress
 from finecast.rules import UserRule
 from finecast.rules.facts import ValueFacts
@@ -391,7 +392,7 @@ class Subject(ABC):
 
     def check_streams(self) -> None:
         """Raise UsageError if requests run one at a time."""
-        where = self.target or self.runner
+        where = self.target or title_of(self.runner)
         raise UsageError(
             f"{where} is run with one request at a time here: its throughput is not measured",
             where="--objective throughput",

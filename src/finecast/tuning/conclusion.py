@@ -203,7 +203,7 @@ class Conclusion:
         for number, call in enumerate(("a first call", "a step")):
             race = self.measuring.race({call: built}, measuring.BASELINE, call=number)
             if call in race.names and race.speed(call).high < 1:
-                return f"{call} runs at x{race.speed(call).median:.2f} of fp32's speed"
+                return f"{call} is x{race.speed(call).median:.2f} as fast as in fp32"
         return ""
 
     def _parts(self, plan: Plan) -> Mapping[str, float]:
@@ -241,7 +241,7 @@ class Conclusion:
         words, least = self.measuring.objective.words, self.trials.budget.goal.min_speedup
         if least == MIN_SPEEDUP or least <= 1:
             return words.better
-        return f"{least:g} times {words.as_good} as fp32"
+        return f"x{least:g} {words.as_good} as fp32"
 
     def unchanged(self, why: str) -> Result:
         """The outcome that the fp32 model stays, for the reason ``why``."""

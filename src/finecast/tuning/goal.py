@@ -74,7 +74,7 @@ class Objective(Enum):
 class Words:
     """Words for results by an objective.
 
-    A plan may be ``better`` than fp32, ``best``, or N times ``as_good`` as fp32. ``gain`` is
+    A plan may be ``better`` than fp32, ``best``, or xN ``as_good`` as fp32. ``gain`` is
     the heading of the column of N.
     """
 

@@ -14,7 +14,6 @@ from finecast.data.metrics import ExpectedLoss
 from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
 from finecast.engines.exact import RELATIVE_ERROR
-from finecast.engines.known import title_of
 from finecast.engines.usage import Inputs, how_to_run, in_memory_notes
 from finecast.errors import UsageError, in_shell
 from finecast.measure.environment import environment
@@ -31,6 +30,7 @@ from finecast.planning.contributions import Contributions
 from finecast.planning.kept_products import KeptProducts
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Priced
+from finecast.plugin import title_of
 from finecast.reports import drawing
 from finecast.reports.base import Report, TextTable
 from finecast.reports.content import Sources, content_of
@@ -78,7 +78,7 @@ class InOtherEngine:
         engine = title_of(self.engine)
         if self.speed is None:
             return f"this file does not run in {engine}: {self.why}"
-        times = f"{self.speed.median:.2f} times as fast"
+        times = f"x{self.speed.median:.2f} as fast"
         if self.speed.high < 1:
             return f"this file is slower than fp32 in {engine}: {times}"
         if self.speed.low > 1:
@@ -306,7 +306,7 @@ class Result(Report):
             lines.append(f"{self.reference}: {self.baseline.text(self.metric)}{timed}")
             if self.improved:
                 words = self.objective.words
-                faster = f"{self.gain:.2f} times {words.as_good} as {self.reference}"
+                faster = f"x{self.gain:.2f} {words.as_good} as {self.reference}"
                 apart = speeds_apart(self)
                 faster += f" ({apart})" if apart else ""
                 lines.append(f"tuned: {self.tuned.text(self.metric)}, {faster}")
@@ -645,7 +645,7 @@ def _verified_lines(checked: Verified) -> list[str]:
     lines: list[str] = []
     if checked.relative_error is not None:
         error = f"relative error {percent(checked.relative_error)} against {checked.reference}"
-        lines.append(f"verified in {checked.engine}: {error}")
+        lines.append(f"verified in {title_of(checked.engine)}: {error}")
     lines += checked.decided
     return lines + ([f"note: {checked.note}"] if checked.note else [])
 

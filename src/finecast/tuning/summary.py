@@ -16,12 +16,12 @@ from finecast.data.metrics import ExpectedLoss
 from finecast.devices.targets import load_target
 from finecast.diagnosis.explanation import groups
 from finecast.engines.exact import RELATIVE_ERROR
-from finecast.engines.known import title_of
 from finecast.measure.environment import cpu_label, environment
 from finecast.naming import enumerated, number_of, percent
 from finecast.native.engine_times import CLEAR
 from finecast.numbers.formats import Format
 from finecast.planning.contributions import Contributions
+from finecast.plugin import title_of
 from finecast.reports.base import TextTable, loss_text, output_lines
 from finecast.reports.summary import kept_here, next_faster, prediction_off
 from finecast.terminal import Verbatim
@@ -166,7 +166,7 @@ def _chosen_engine(result: Result) -> list[str]:
         )
     alone = own.gain_of_one_thread
     if alone > 1:
-        lines.append(f"fp32 is {alone:.2f} times as fast on one thread as on all")
+        lines.append(f"fp32 is x{alone:.2f} as fast on one thread as on all")
     return lines
 
 
@@ -174,7 +174,7 @@ def _better_as_ir(result: Result) -> list[str]:
     """That the output in OpenVINO's own form would be much faster."""
     than = "this .onnx" if result.improved else "fp32"
     forms = [
-        f"-o {result.asked.stem}.xml would be {result.tuned.cost / a.cost:.2f} times as fast"
+        f"-o {result.asked.stem}.xml would be x{result.tuned.cost / a.cost:.2f} as fast"
         f" as {than}, by {a.name}"
         for a in result.anchors
         if result.asked and _as_plan(a, result) and result.tuned.cost / a.cost > _MUCH
@@ -222,7 +222,7 @@ def notes(result: Result) -> list[str]:
         near = preferred.engine == result.engine and any(
             other.call_s < preferred.call_s for other in others
         )
-        kept = f"{title_of(preferred.engine)} is kept unless another is {CLEAR} times as fast"
+        kept = f"{title_of(preferred.engine)} is kept unless another is x{CLEAR} as fast"
         why = f"; {kept}" if near else ""
         compared = f"a call of fp32 in a quick comparison of engines: {times}{why}"
         lines.append(f"{compared}; choose by --engine")

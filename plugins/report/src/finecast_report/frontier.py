@@ -170,7 +170,7 @@ class _Scale:
         for speed in _ticks(self.low, self.high):
             y = self.y(speed)
             yield f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            yield _label(_LEFT - 8, y + 4, f"{speed:.4g}x", "end")
+            yield _label(_LEFT - 8, y + 4, f"x{speed:.4g}", "end")
         for error in _ticks(0.0, self.error):
             x = self.x(error)
             yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>'
@@ -193,7 +193,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _dot(scale: _Scale, point: PlotPoint) -> str:
-    told = f"{point.name}: {point.speed:.2f} times as fast as fp32, error {point.error:.2%}"
+    told = f"{point.name}: x{point.speed:.2f} as fast as fp32, error {point.error:.2%}"
     return (
         f'<circle class="{point.kind}" cx="{scale.x(point.error):.1f}"'
         f' cy="{scale.y(point.speed):.1f}" r="5"><title>{_text(told)}</title></circle>'
@@ -204,7 +204,7 @@ def _level(scale: _Scale, name: str, speed: float) -> str:
     """A line at the speed of an anchor."""
     y, right = scale.y(speed), _WIDTH - _RIGHT
     line = f'<line class="anchor" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    return line + _label(right, y - 5, f"{name}: {speed:.2f}x", "end")
+    return line + _label(right, y - 5, f"{name}: x{speed:.2f}", "end")
 
 
 def _chosen(
@@ -219,7 +219,7 @@ def _chosen(
         anchor = "end" if x > _WIDTH * 0.75 else "start"
         at = x - 14 if anchor == "end" else x + 14
         yield f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="9"/>'
-        yield _label(at, y + 20, f"chosen: {best.speed:.2f}x", anchor)
+        yield _label(at, y + 20, f"chosen: x{best.speed:.2f}", anchor)
 
 
 def _legend(points: Sequence[PlotPoint], *, dashed: bool) -> Iterable[str]:

@@ -66,7 +66,7 @@ function frontierChart(plans) {
   const parts = [];
   for (const g of ticks(low, high))
     parts.push(svg("line", { class: "grid", x1: L, x2: W - R, y1: y(g), y2: y(g) }),
-      svg("text", { x: L - 8, y: y(g) + 4, "text-anchor": "end" }, "×" + digits(g)));
+      svg("text", { x: L - 8, y: y(g) + 4, "text-anchor": "end" }, "x" + digits(g)));
   for (const e of ticks(0, right).filter((_, i) => !NARROW || i % 2 === 0))
     parts.push(svg("line", { class: "grid", x1: x(e), x2: x(e), y1: T, y2: H - B }),
       svg("text", { x: x(e), y: H - B + 18, "text-anchor": "middle" }, percent(e)));

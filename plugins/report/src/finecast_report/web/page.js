@@ -43,7 +43,7 @@ function header() {
     if (found.relative_error) tiles.push(tile("error of the output", measuredError, measuredError === predictedError ? null : `predicted ${predictedError}`));
     tiles.push(tile("effort", count(found.evaluations, "evaluation"), `on all data; ${count(found.probes, "run")} for the error of single ops; ${digits(found.seconds)} s`));
   }
-  if (data.machine) tiles.push(tile("machine", data.machine.cpu || "not known", `${count(data.machine.cores || 0, "core")}, ${data.plan.engine} ${(data.machine.libraries || {})[data.plan.engine] || ""}`));
+  if (data.machine) tiles.push(tile("machine", data.machine.cpu || "not known", `${count(data.machine.cores || 0, "core")}, ${data.plan.engine_title} ${(data.machine.libraries || {})[data.plan.engine] || ""}`));
   fill(document.getElementById("top"), {}, [
     el("h1", {}, data.model.name), (answers.length ? answers : [data.summary.verdict]).map((text) => el("p", { class: "verdict" }, micro(text))),
     (asked.timing_notes || []).map((note) => el("p", { class: "warn" }, "Warning: ", note, ".")),
