@@ -47,7 +47,7 @@ def test_the_table_fits_a_terminal_and_says_what_to_do(
     assert main(["doctor", "--all"]) == 0
     out = capsys.readouterr().out
     for spec in engine_specs():
-        assert f" {title_of(spec)} " in out  # on one line
+        assert f" {title_of(spec)}" in out  # on one line
     assert "\\n" not in out
     assert "CUDAExecutionProvider" in out
     assert "export to ONNX" in out

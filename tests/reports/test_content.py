@@ -55,7 +55,7 @@ def test_content_is_strict_json_of_its_schema(any_content: dict[str, Any]) -> No
 
 def test_the_schema_says_of_each_time_in_which_race_it_was_measured() -> None:
     found = schema()["$defs"]["result"]["properties"]
-    many = ("frontier", "candidates", "anchors", "trials")
+    many = ("frontier", "candidates", "baselines", "trials")
     models = [found[name] for name in ("baseline", "tuned", "next_faster")]
     models += [found[name]["items"] for name in many]
     for properties in (one["properties"] for one in models):
@@ -160,10 +160,10 @@ def test_the_chosen_plan_stands_where_the_last_race_measured_it() -> None:
     found = made.result()
     chosen, digest = found.findings, found.plan.digest
     fast = chosen.candidates[0].plan.digest
-    raced = replace(chosen, last_race={digest: (2.0, 5e-4), fast: (1.9, 5.2e-4)})
+    raced = replace(chosen, final_benchmark={digest: (2.0, 5e-4), fast: (1.9, 5.2e-4)})
     content = replace(found, findings=raced).report().to_dict()
     candidates = {c["plan"]: c for c in content["result"]["candidates"]}
-    assert candidates[digest]["last_race"] == {"gain": 2.0, "latency_ms": 0.5}
+    assert candidates[digest]["final_benchmark"] == {"gain": 2.0, "latency_ms": 0.5}
     # The last race knows better: the other plan was faster in the first race alone.
     assert " as fast" not in content["summary"]["next_faster"]
 
@@ -173,7 +173,7 @@ def test_a_plan_that_was_ahead_in_the_last_race_alone_is_named() -> None:
     fast, own = found.findings.candidates
     slow = replace(fast, cost=6e-4, latency_s=6e-4, passed=True, metric=0.9)
     race = {own.plan.digest: (2.0, 5e-4), slow.plan.digest: (2.04, 4.9e-4)}
-    raced = replace(found.findings, candidates=(own, slow), last_race=race)
+    raced = replace(found.findings, candidates=(own, slow), final_benchmark=race)
     said = replace(found, findings=raced).report().to_dict()["summary"]["next_faster"]
     assert "x1.02 as fast as the chosen one" in said
     assert "0.83" not in said

@@ -57,7 +57,7 @@ def run(
     probes = engine_specs()
     with shown("probing") as report:
         for index, spec in enumerate(probes):
-            report(spec, index, len(probes))
+            report(title_of(spec), index, len(probes))
             try:
                 rows.append(_row(spec))
             except EngineError as error:

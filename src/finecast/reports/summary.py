@@ -411,7 +411,7 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
         return ""
     own = next((c for c in found["candidates"] if c["plan"] == digest), None)
     # The last race takes longer and is more precise than the first one of all plans.
-    last = _times_as_good(one.get("last_race"), own and own.get("last_race"))
+    last = _times_as_good(one.get("final_benchmark"), own and own.get("final_benchmark"))
     times = last or _times_as_good(one, own)
     predicted = _predicted(one, own)
     if times and times < MODELLED_GAIN:

@@ -37,7 +37,7 @@ from finecast.reports.content import Sources, content_of
 from finecast.reports.plan_report import PlanReport
 from finecast.tuning.findings import Findings, Found
 from finecast.tuning.goal import Objective
-from finecast.tuning.hint import Anchor
+from finecast.tuning.hint import Baseline
 from finecast.tuning.summary import (
     TF32_TIMES,
     comparison,
@@ -202,7 +202,7 @@ class Result(Report):
         reused: How many of the trials an earlier run made.
         stale: Files beside the output that an earlier run left and this one did not replace.
         built: What the plan gave; None where it is unchanged or was not tuned.
-        anchors: Models that the engine lowers by itself, without tuning.
+        baselines: Models that the engine lowers by itself, without tuning.
         findings: What the search considered: frontier, sensitivities and candidates.
         engine: What it was measured in, as ``NAME:DEVICE``; empty if not tuned.
         engine_times: How fast the fp32 model is by engine, the preferred one first; empty
@@ -262,7 +262,7 @@ class Result(Report):
     reused: int = 0
     stale: tuple[Path, ...] = ()
     built: Built | None = None
-    anchors: tuple[Anchor, ...] = ()
+    baselines: tuple[Baseline, ...] = ()
     findings: Findings = field(default_factory=Findings)
     engine: str = ""
     engine_times: Sequence[EngineTime] = ()
@@ -566,7 +566,7 @@ class Result(Report):
             "candidates": [self._found(one) for one in findings.candidates],
             "kept_products": None if kept is None else asdict(kept),
             "next_faster": None if faster is None else self._found(faster),
-            "anchors": [
+            "baselines": [
                 {
                     "name": a.name,
                     "metric": a.metric,
@@ -574,7 +574,7 @@ class Result(Report):
                     **_counted(a.cost, self.objective),
                     "passed": a.passed,
                 }
-                for a in self.anchors
+                for a in self.baselines
             ],
             "trials": [
                 {
@@ -598,13 +598,13 @@ class Result(Report):
 
         ``measured`` has nulls where the plan was never run, as most steps of a frontier are
         not. ``gain`` is how many times as good as fp32 it was in the first races, by the
-        objective; ``last_race`` has the same of the last race, None if it was not in it;
+        objective; ``final_benchmark`` has the same of the last race, None if it was not in it;
         ``changes`` are the formats of the nodes that have another one in the result. The
         result's own plan has the error that the result has, which is of more samples.
         """
         own, findings = labels(self.plan), self.findings
         formats = labels(one.plan)
-        last = findings.last_race.get(one.plan.digest)
+        last = findings.final_benchmark.get(one.plan.digest)
         chosen = self.improved and one.plan.digest == self.plan.digest
         error = self.measured_error if chosen else one.error
         changed = (
@@ -620,7 +620,7 @@ class Result(Report):
             "measured": {**_cost(one.cost, findings), "relative_error": error},
             "latency_ms": None if one.latency_s is None else one.latency_s * 1e3,
             "gain": findings.gain(one),
-            "last_race": None
+            "final_benchmark": None
             if last is None
             else {"gain": last[0], "latency_ms": last[1] * 1e3},
             "casts": one.casts,
