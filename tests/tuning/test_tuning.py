@@ -698,7 +698,8 @@ def test_the_search_goes_on_where_the_plan_found_is_not_faster(bench: Bench) -> 
 def test_rules_that_leave_nothing(bench: Bench) -> None:
     outcome = bench.tune(policy="none:fp16")
     assert outcome.verdict is Verdict.UNCHANGED
-    assert "no op may have a lower format here" in outcome.why
+    assert "no op may have a lower format here (" in outcome.why
+    assert "by the rule 'policy': " in outcome.why
 
 
 def test_a_middle_plan_where_the_fastest_misses(bench: Bench) -> None:

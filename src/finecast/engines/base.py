@@ -452,7 +452,7 @@ class Engine(ABC):
             EngineError: If it has no such setting, or cannot run the model.
         """
         del model
-        raise EngineError(f"{self.name} has no precision hint for {fmt.label}")
+        raise EngineError(f"{self.title} has no precision hint for {fmt.label}")
 
     def load_tried(self, model: Loadable) -> Session:
         """Load a model for its outputs and not for timing, in another process if it can be.

@@ -395,7 +395,7 @@ def _speed(lock: Lock, now: Observed) -> Check:
     count = sample_count(calls)
     of = f" of {number_of(count, 'sample')}" if count > 1 else ""
     text = f"{now.call_s * 1e3:.3f} ms a call{of}, {was.call_s * 1e3:.3f} ms when tuned"
-    text += f", {was.denied:.0%} of it waiting for other processes," if was.denied else ""
+    text += f" ({was.denied:.0%} of it waiting for other processes)" if was.denied else ""
     text += "" if speedup is None else f"; x{speedup:.2f} as fast as fp32 in tune's table"
     slow = now.call_s > SLOWER * was.call_s
     doubts: list[str] = []

@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from html import escape
 from pathlib import Path
 from typing import Any, Final
@@ -166,7 +167,8 @@ def loss_text(loss: float, deviation: float) -> str:
     """A loss that is expected on other data, with the standard error of that mean."""
     if loss + deviation < _HARDLY:
         return f"less than {_HARDLY}"
-    return f"{loss:.1g} on average (standard error {deviation:.1g})"
+    mean, error = (f"{Decimal(f'{figure:.1g}'):f}" for figure in (loss, deviation))
+    return f"{mean} on average (standard error {error})"
 
 
 def _listed(figures: Mapping[str, float], text: Callable[[float], str]) -> str:

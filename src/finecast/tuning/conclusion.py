@@ -51,6 +51,9 @@ _EQUAL: Final = Interval(low=1.0, median=1.0, high=1.0)
 _MOST_OPS: Final = 3000
 _MOST_CONFIRMED: Final = 3
 """Predicted shares that are measured until the largest one known is a measured one."""
+_TOO_SMALL: Final = (
+    "its products save less than the casts around them and the calls of more kernels cost"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,7 +499,7 @@ def beside_no_gain(speeds: Sequence[Speed]) -> list[str]:
     gaining = ", ".join(one.text for one in speeds if one.gains)
     others = [one.text for one in speeds if not one.gains]
     return (
-        [f"large products by themselves would gain ({gaining})", *others]
+        [f"{_TOO_SMALL}; large products alone would gain ({gaining})", *others]
         if gaining
         else others
     )

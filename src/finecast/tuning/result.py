@@ -78,7 +78,7 @@ class InOtherEngine:
         engine = title_of(self.engine)
         if self.speed is None:
             return f"this file does not run in {engine}: {self.why}"
-        times = f"x{self.speed.median:.2f} as fast"
+        times = f"x{self.speed.median:.2f}"
         if self.speed.high < 1:
             return f"this file is slower than fp32 in {engine}: {times}"
         if self.speed.low > 1:

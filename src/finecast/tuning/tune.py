@@ -21,6 +21,7 @@ from finecast.engines.probe import drop_slow_formats
 from finecast.errors import EngineError, Unfit, WrongNumbersError
 from finecast.graph import Node
 from finecast.measure.timing import now_s, pass_over
+from finecast.native.conversion_notes import commonest_verdict
 from finecast.native.orders import OrderSpread
 from finecast.native.subject import Built, Examined, Hinted, Subject, UserRules
 from finecast.numbers.formats import Format
@@ -318,8 +319,11 @@ class _Tuning:
 
     def run(self) -> Result:
         if not self.examined.planner.is_free:
+            ops, why = commonest_verdict(self.examined.planner.highest())
+            verdict = f" ({ops}: {why})" if why else ""
             return self._unchanged(
-                "no op may have a lower format here: finecast explain MODEL says why of each"
+                f"no op may have a lower format here{verdict}: finecast explain MODEL says why"
+                " of each"
             )
         try:
             proposals = self._right_proposals()

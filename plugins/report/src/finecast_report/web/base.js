@@ -65,6 +65,8 @@ const ranElsewhere = (op) => Boolean(op.ran && op.type && plain(op.ran) !== plai
 
 // Plans write microseconds as "us".
 const micro = (text) => text.replace(/(\d) us\b/g, "$1 µs");
+// A sentence in which no line ends within the name of an option.
+const sentence = (text) => micro(text).split(/(--[a-z-]+)/).map((part, i) => (i % 2 ? el("span", { class: "together" }, part) : part));
 function reasonsOf(op) {
   return (op.deciding || []).map((i) => micro(data.reasons[i].text)).filter(Boolean).join("; ");
 }

@@ -45,7 +45,7 @@ function header() {
   }
   if (data.machine) tiles.push(tile("machine", data.machine.cpu || "not known", `${count(data.machine.cores || 0, "core")}, ${data.plan.engine_title} ${(data.machine.libraries || {})[data.plan.engine] || ""}`));
   fill(document.getElementById("top"), {}, [
-    el("h1", {}, data.model.name), (answers.length ? answers : [data.summary.verdict]).map((text) => el("p", { class: "verdict" }, micro(text))),
+    el("h1", {}, data.model.name), (answers.length ? answers : [data.summary.verdict]).map((text) => el("p", { class: "verdict" }, sentence(text))),
     (asked.timing_notes || []).map((note) => el("p", { class: "warn" }, "Warning: ", note, ".")),
     conditions(), el("dl", { class: "tiles" }, tiles)]);
 }
