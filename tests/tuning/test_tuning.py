@@ -699,7 +699,7 @@ def test_rules_that_leave_nothing(bench: Bench) -> None:
     outcome = bench.tune(policy="none:fp16")
     assert outcome.verdict is Verdict.UNCHANGED
     assert "no op may have a lower format here (" in outcome.why
-    assert "by the rule 'policy': " in outcome.why
+    assert "by the rule 'scope': scope none changes nothing" in outcome.why
 
 
 def test_a_middle_plan_where_the_fastest_misses(bench: Bench) -> None:
