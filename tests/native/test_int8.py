@@ -276,6 +276,7 @@ class FusesSome:
 
     fused: set[str]
     name: str = "openvino"
+    title: str = "OpenVINO"
     device: str = "CPU"
     lowers_by_hint: bool = False
     inputs: Sequence[object] = ()
