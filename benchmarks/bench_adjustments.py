@@ -140,7 +140,7 @@ def tuned(net: Net, asked: str, kinds: Sequence[Adjust], tolerance: float) -> di
     outcome = api.tune(
         net.folder / "model.onnx", None, policy=Policy("auto:int8", adjust=tuple(kinds)),
         target=device(), criterion="absolute", tolerance=tolerance, study=study,
-        resume=study.is_file(), price_book=False, progress=False, **net.options(asked),
+        resume=study.is_file(), timing_cache=False, progress=False, **net.options(asked),
     )  # fmt: skip
     return {
         "speed": round(outcome.speedup, 4) if outcome.improved else 1.0,

@@ -6,7 +6,7 @@ One line for each model: the digits of ``examples/``, the shared models where th
 those that ``benchmarks.tune_time_nets`` wrote into ``FOLDER``; StarNets, as a ``.pt2`` and as
 ONNX, if they are named. The bar is five evaluations of all data by the fp32 model plus ten
 seconds. Processor seconds stand beside those of the clock, as other processes change them
-less. Each is tuned twice, in a process each, with a price book of this benchmark's own: the
+less. Each is tuned twice, in a process each, with a timing cache of this benchmark's own: the
 second run takes the times of kernels from there. Models that are absent are skipped.
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from finecast.devices.faults import KnownFault, known_faults
+from finecast.plugin import title_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 HEAD = """# Faults of engines
@@ -35,7 +36,7 @@ def page() -> str:
 def _row(fault: KnownFault) -> str:
     link = fault.upstream.removeprefix("docs/")
     label = link.partition("github.com/")[2] or link
-    seen = f"{fault.engine} {fault.seen}" + (
+    seen = f"{title_of(fault.engine)} {fault.seen}" + (
         f", mended in {fault.mended}" * bool(fault.mended)
     )
     met = fault.met or "not counted"

@@ -39,6 +39,8 @@ TERMS: Final[Mapping[str, str]] = {
     r"workloads?": "evaluation set",
     r"casts inside": "casts within the plan's ops",
     r"hint alone|over the hint": "the engine's precision hint",
+    r"(?:\d+\.\d+|\{\})(?: ?x(?!\{)| times as fast)|\u00d7(?:\d|\{\})": "x1.64",
+    r"(?-i:openvino|onnxruntime)(?![.:\w-])": "OpenVINO, ONNX Runtime",
 }
 """Patterns of terms, and the words that messages and pages have in their place."""
 
@@ -49,6 +51,8 @@ ALLOWED: Final[Mapping[str, str]] = {
     r"(?:very )?low (?:range|precision)": "less of it, which is said of formats",
     r"unit in the last place": "the field's word for the distance of two numbers",
     r"units? (?:differ|of their own)|(?:own|other|different|several) units?": "of numbers",
+    r"pip install \w+|--engine \w+|\w+/\w+/(?:issues|pull)": "a name to type or to look up",
+    r"openvino, onnxruntime, |nncf, onnxruntime": "values of an option",
     r"t(?:ell|ells|old) (?:them )?apart|tell a right model from": "to see a difference",
     r"text-anchor|\.anchor|class=\"anchor\"|tuple\[Race": "a name in code",
 }

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 
 import finecast
 from finecast.api.other_engines import in_other_engines
-from finecast.engines.known import title_of
 from finecast.measure.racing import Interval, Race
+from finecast.plugin import title_of
 from finecast.tuning.result import InOtherEngine
 
 FEEDS = {"x": np.ones((2, 4), np.float32)}

@@ -324,7 +324,7 @@ def record(name: str, kind: str, model: Path, *, busy: bool, **options: Any) -> 
     get_engine(options["engine"])
     watch = _Watch()
     with watch.on():
-        result = api.tune(model, jobs=0, price_book=False, progress=False, **options)
+        result = api.tune(model, jobs=0, timing_cache=False, progress=False, **options)
     findings = result.findings
     planner, analysis = findings.planner, findings.analysis
     lines: list[Line] = [*_kernels(result), *_plans(result), *watch.lines, *watch.margins()]

@@ -21,7 +21,7 @@ _TRIED: Final = """Where it is missed, no single phase holds it. These made it s
 errors of weights are probed in groups, probes run in models that have a part of the
 roundings, values are observed in two threads, two models are compiled at a time, plans race
 only if they are predicted to be within 15% of the fastest, a race ends when what decides is
-known, a trial tells the error that the next plan is aimed at. A price book saves the
+known, a trial tells the error that the next plan is aimed at. A timing cache saves the
 profile of a second `tune`; there is none here. Worked out and not built: probes that start
 at the op that is rounded, as they would save a third of the runs at best."""
 # How many phases of finecast's time are shown, the longest ones.

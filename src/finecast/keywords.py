@@ -140,7 +140,7 @@ class SearchKeywords(TypedDict, total=False):
     start: str | Path | Plan | None
     report: str | Path | None
     lock: bool
-    price_book: bool
+    timing_cache: bool
 
 
 class TuneKeywords(

@@ -441,6 +441,16 @@ def engines() -> Iterator[EngineEntry]:
     return (engine for plugin in plugins() for engine in plugin.engines)
 
 
+def title_of(spec: str) -> str:
+    """What messages call the engine in ``NAME`` or ``NAME:DEVICE``: ``OpenVINO on GPU``."""
+    name, _, device = spec.partition(":")
+    entry = next((one for one in engines() if one.name == name.strip().lower()), None)
+    if entry is None:
+        return spec
+    title, device = entry.title or entry.name, device.strip() or entry.device
+    return title if device == "CPU" else f"{title} on {device}"
+
+
 def executors() -> dict[str, str]:
     """What gives the workers of each place where evaluations run, by its name."""
     return {name: ref for plugin in plugins() for name, ref in plugin.executors.items()}

@@ -19,6 +19,7 @@ from finecast.engines.base import Capability
 from finecast.engines.probe import PROBED
 from finecast.measure.environment import cpu_label, environment
 from finecast.numbers.formats import Format
+from finecast.plugin import title_of
 
 
 def test_every_engine_here_and_every_backend_absent_is_a_row(
@@ -46,12 +47,12 @@ def test_the_table_fits_a_terminal_and_says_what_to_do(
     assert main(["doctor", "--all"]) == 0
     out = capsys.readouterr().out
     for spec in engine_specs():
-        assert f" {spec} " in out  # on one line
+        assert f" {title_of(spec)}" in out  # on one line
     assert "\\n" not in out
     assert "CUDAExecutionProvider" in out
     assert "export to ONNX" in out
     assert "no engine for it yet" not in out
-    notes = re.compile(r"  \w+:\w+ \w+: |CPU: ")
+    notes = re.compile(r"  [\w ()]+, \w+: |CPU: ")
     tables = [line for line in out.splitlines() if not notes.match(line)]
     assert max(map(len, tables)) <= 80
 
@@ -72,7 +73,7 @@ def test_ten_lines_say_what_each_engine_gains_from(capsys: pytest.CaptureFixture
     assert len(lines) <= 10 + len(engine_specs())
     assert max(map(len, lines)) <= 80
     said = " ".join(" ".join(lines).split())
-    assert all(spec.replace(":", " on ") in said for spec in engine_specs())
+    assert all(title_of(spec) in said for spec in engine_specs())
     assert "finecast doctor --all" in said
 
 

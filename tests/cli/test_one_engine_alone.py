@@ -51,7 +51,7 @@ def test_convert_plans_for_the_engine_that_runs_the_model(
     """It planned for OpenVINO's kernels, and no engine ran the result."""
     answer = finecast("convert", scaled, "-o", tmp_path / "low.onnx", *BF16)
     assert answer.code == ExitCode.DONE, answer.err
-    told = "1 product by the rule 'kernel': onnxruntime has no working bf16 kernel"
+    told = "1 product by the rule 'kernel': ONNX Runtime has no working bf16 kernel"
     assert told in answer.err
 
 
@@ -73,7 +73,7 @@ def test_what_is_measured_is_measured_in_that_engine(
 def test_explain_asks_that_engine_for_its_kernels(finecast: Finecast, scaled: Path) -> None:
     report = finecast("explain", scaled, "product", *BF16, "--json").json
     verdicts = {v["rule"]: v["text"] for v in report["verdicts"]}
-    assert verdicts["kernel"].startswith("onnxruntime has no working bf16 kernel")
+    assert verdicts["kernel"].startswith("ONNX Runtime has no working bf16 kernel")
 
 
 def test_profile_times_all_models_in_an_engine_that_loads_them(

@@ -158,7 +158,7 @@ def test_the_one_op_that_the_engine_computes_wrongly_keeps_fp32(
     assert answer.code == 0, answer.err
     assert answer.json["ops"] == {"fp16": 2, "fp32": 1}
     assert answer.json["verified"]["relative_error"] < 1e-3
-    assert "'wrong' keeps fp32: planned in fp16, openvino computes it wrongly" in answer.err
+    assert "'wrong' keeps fp32: planned in fp16, OpenVINO computes it wrongly" in answer.err
 
 
 BOTH = ("onnxruntime", "openvino")

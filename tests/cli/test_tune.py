@@ -121,7 +121,7 @@ def test_resume_repeats_no_trial(
     # The baseline and plans that were not tried before are evaluated, and the winner and what
     # the engine gives by its hint again.
     fresh = 1 + len(again["trials"]) - len(repeated)
-    assert 0 <= again["evaluations"] - fresh <= 1 + len(again["anchors"])
+    assert 0 <= again["evaluations"] - fresh <= 1 + len(again["baselines"])
 
 
 def test_a_finished_run_is_resumed_without_force(

@@ -38,10 +38,12 @@ def test_terms_are_found_in_messages_and_pages(
     script = 'const key = "low", text = `the low ${plan} model`; // "a low comment"\n'
     (tmp_path / "src" / "m.js").write_text(script)
     page = "Two plans race.\n```\nlow = 1\n```\n`low` and a race-free [low](low.md).\n"
+    page += "In openvino it is 1.64 x as fast; --engine openvino: x1.64.\n"
     (tmp_path / "docs" / "page.md").write_text(page)
     (tmp_path / "README.md").write_text("exit codes")
     monkeypatch.setattr(terms, "ROOT", tmp_path)
     found = [(use.file.name, use.line, use.term) for use in terms.uses()]
     code = [("m.py", 2, "low"), ("m.py", 3, "told"), ("m.py", 4, "rungs"), ("m.py", 5, "unit")]
     page = [("page.md", 1, "race"), ("page.md", 5, "low")]
+    page += [("page.md", 6, "1.64 x"), ("page.md", 6, "openvino")]
     assert found == [*code, ("m.js", 1, "low"), *page]

@@ -348,7 +348,7 @@ def test_the_next_engine_is_tried(tmp_path: Path) -> None:
         engines = [get_engine(name) for name in ENGINES]
         engine, _ = first_that_loads(engines, tmp_path / "net.onnx", notes)
         assert engine.name == "onnxruntime"
-        assert notes == [f"{crash}: onnxruntime takes its place"]
+        assert notes == [f"{crash}: ONNX Runtime takes its place"]
         out = tmp_path / "low.onnx"
         done = finecast.convert(tmp_path / "net.onnx", out, "all:fp16")
     assert done.verified.engine == "onnxruntime"

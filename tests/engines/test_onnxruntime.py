@@ -99,7 +99,7 @@ def test_a_kernel_in_a_loop_counts_once_for_each_of_its_turns(tmp_path: Path) ->
 
 
 def test_products_by_other_codes_are_other_kernels() -> None:
-    # or the times that a price book has of one are taken for those of the others
+    # or the times that a timing cache has of one are taken for those of the others
     def kernel_of(bits: int, block: int, level: int) -> KernelTime:
         stated = (
             f"K = 64, N = 8, bits = {bits}, block_size = {block}, accuracy_level = {level}"

@@ -12,7 +12,7 @@ from finecast.numbers.formats import Format
 
 @pytest.mark.real_clock
 def test_rates_follow_from_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, own = [4e-3, 9e-3], [1e-3, 4e-3]  # 4 and 2.25 times as fast: 3 in the mean
+    plain, own = [4e-3, 9e-3], [1e-3, 4e-3]  # 4 and x2.25 as fast: 3 in the mean
     monkeypatch.setattr(rates, "_products", lambda *_: (plain, own))
     monkeypatch.setattr(rates, "_streams", lambda *_: (1e-3, 1e-6))
     rates.rate.cache_clear()

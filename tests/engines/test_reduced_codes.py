@@ -84,7 +84,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> Result:
 def test_the_search_finds_an_op_that_no_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its error is not taken for that of all ops."""
     outcome = tuned(monkeypatch)
-    said = "'second' keeps fp32: planned in int8, openvino computes it wrongly"
+    said = "'second' keeps fp32: planned in int8, OpenVINO computes it wrongly"
     assert any(note.startswith(said) for note in outcome.warnings)
     assert outcome.plan.formats["first"] is Format.INT8
     (error,) = outcome.output_errors.values()

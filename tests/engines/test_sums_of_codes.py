@@ -174,7 +174,7 @@ def test_tune_drops_plans_on_codes_that_are_wrong_on_one_thread(tmp_path: Path) 
         objective="memory",
     )
     assert not outcome.improved
-    assert any("on one thread openvino computes" in w for w in outcome.warnings)
+    assert any("on one thread OpenVINO computes" in w for w in outcome.warnings)
 
 
 @pytest.mark.parametrize("name", ["openvino", "onnxruntime"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from finecast.engines.base import Engine, KernelTime
-from finecast.measure.prices import PriceBook
+from finecast.measure.timing_cache import TimingCache
 from finecast.native import profiles as rates
 from finecast.numbers.formats import Format
 
@@ -54,12 +54,12 @@ def test_measured_once_per_name_and_device(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_rate_that_the_book_has_is_not_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    book = PriceBook.here("toy", "CPU", tmp_path / "prices.db")
+    cache = TimingCache.here("toy", "CPU", tmp_path / "timing_cache.db")
     first, second = Casts(), Casts()
     monkeypatch.setattr(rates, "_KNOWN", {})
-    rate = rates.measure_casts(first, Format.BF16, book)
+    rate = rates.measure_casts(first, Format.BF16, cache)
     rates._KNOWN.clear()
-    assert rates.measure_casts(second, Format.BF16, book) == rate
+    assert rates.measure_casts(second, Format.BF16, cache) == rate
     assert not second.loads
-    rates.measure_casts(second, Format.FP16, book)
+    rates.measure_casts(second, Format.FP16, cache)
     assert second.loads

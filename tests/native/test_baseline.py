@@ -47,7 +47,7 @@ def test_engines_that_disagree_about_fp32_are_named_with_the_op(tmp_path: Path) 
     )
     (text,) = (w for w in done.warnings if "disagree" in w)
     assert text.startswith(
-        "openvino and onnxruntime disagree about the fp32 model: output 'y'"
+        "OpenVINO and ONNX Runtime disagree about the fp32 model: output 'y'"
     )
     assert "(onnx::MatMul)" in text
     alone = finecast.convert(
@@ -83,7 +83,7 @@ def test_what_counts_as_a_difference(text: str, change: Any, expected: str) -> N
 
 
 CAST = "h = MatMul(x, w) t = Mul(h, four) q = Cast<to=7>(t)"
-DIVIDES = "openvino is wrong there, by a known fault (openvino-integer-division)"
+DIVIDES = "OpenVINO is wrong there, by a known fault (openvino-integer-division)"
 INTEGERS = {
     "Mod": (
         """(int64[n, 8] ids) => (float[n, 8, 16] y) {
@@ -98,7 +98,7 @@ INTEGERS = {
     "Mul": (
         """(int64[n, 8] ids, float[4, 16] x) => (float[4, 16] y, int64[n, 8] h) {
         y = MatMul(x, w) [times] z = Mul(ids, k) h = Mod(z, m) }""",
-        "'times' (onnx::Mul): openvino is wrong there, by a known fault (openvino-int64)",
+        "'times' (onnx::Mul): OpenVINO is wrong there, by a known fault (openvino-int64)",
     ),
     "behind a decision": (
         """(int64[n, 8] ids) => (float[n, 8, 16] y) {
@@ -117,12 +117,12 @@ INTEGERS = {
     "Cast of some large numbers": (
         """(float[4, 16] x) => (int64[4, 16] q) {
         y = MatMul(x, w) z = Mul(y, edge) [tick] q = Cast<to=7>(z) }""",
-        "'tick' (onnx::Cast): openvino is wrong there, by a known fault (openvino-cast-int64)",
+        "'tick' (onnx::Cast): OpenVINO is wrong there, by a known fault (openvino-cast-int64)",
     ),
     "Cast": (
         """(float[4, 16] x) => (float[4, 16] y, int64[4, 16] q) {
         y = MatMul(x, w) z = Mul(y, large) [tick] q = Cast<to=7>(z) }""",
-        "'tick' (onnx::Cast): openvino is wrong there, by a known fault (openvino-cast-int64)",
+        "'tick' (onnx::Cast): OpenVINO is wrong there, by a known fault (openvino-cast-int64)",
     ),
 }
 

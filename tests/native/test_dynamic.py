@@ -222,7 +222,7 @@ def test_kernels_that_compute_otherwise_are_found(
     monkeypatch.setattr(probe, "_cache", {})
     found = probe.probe_one(OpenVinoEngine(), DYNAMIC)
     assert not found.runs
-    assert found.reason == "openvino does not round values here"
+    assert found.reason == "OpenVINO does not round values here"
 
 
 def test_rounding_is_that_of_the_definition() -> None:

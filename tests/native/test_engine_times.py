@@ -131,4 +131,4 @@ def test_an_engine_that_is_kept_though_another_is_a_little_faster_has_a_reason(
     result = finecast.tune(str(model), data=data, metric="snr_db", max_drop=5.0)
     assert result.engine == "openvino:CPU"
     (line,) = (text for text in result.lines if "quick comparison" in text)
-    assert "OpenVINO is kept unless another is 1.1 times as fast" in line
+    assert "OpenVINO is kept unless another is x1.1 as fast" in line

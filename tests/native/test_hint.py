@@ -225,12 +225,12 @@ def test_tune_tries_the_choice_and_shows_the_hint(
     race_all(monkeypatch)
     outcome = tuned(tmp_path)
     assert CHOSEN in built
-    anchor = outcome.anchors[0]
+    anchor = outcome.baselines[0]
     assert anchor.name == "the engine's bf16 hint"
     assert anchor.passed
     assert anchor.latency_s > 0
     assert anchor.metric == pytest.approx(outcome.baseline.metric, rel=1e-4)
-    assert outcome.to_dict()["anchors"][0]["name"] == anchor.name
+    assert outcome.to_dict()["baselines"][0]["name"] == anchor.name
 
 
 @pytest.mark.usefixtures("lowering")
@@ -247,7 +247,7 @@ def test_what_has_no_certificate_is_not_advised(
     outcome = tuned(tmp_path, tolerance=0.01, confidence=0.95)
     assert not outcome.improved
     assert "no plan is certified" in outcome.why
-    (anchor,) = outcome.anchors
+    (anchor,) = outcome.baselines
     assert not anchor.passed
     assert outcome.comparison.rows[1][0] == "the engine's bf16 hint (not certified)"
     assert not [line for line in outcome.lines if "use it instead" in line]

@@ -276,6 +276,7 @@ class FusesSome:
 
     fused: set[str]
     name: str = "openvino"
+    title: str = "OpenVINO"
     device: str = "CPU"
     lowers_by_hint: bool = False
     inputs: Sequence[object] = ()
@@ -319,10 +320,10 @@ def test_ops_that_the_engine_does_not_fuse_keep_fp32_and_say_so(net: Path) -> No
     (reason,) = (
         r for d in plan.decisions if d.node == "one" for r in d.reasons if r.rule == "kernel"
     )
-    assert reason.text == "planned in int8, openvino runs it in fp32 all the same"
+    assert reason.text == "planned in int8, OpenVINO runs it in fp32 all the same"
     before = asked.lowest(INT8)
     applied = frontend.apply(frontend.load(net), before)
-    with pytest.raises(EngineError, match="is planned in int8 and openvino runs it in fp32"):
+    with pytest.raises(EngineError, match="is planned in int8 and OpenVINO runs it in fp32"):
         check_on_integers(engine, before, applied, DATA)  # pyright: ignore[reportArgumentType]
     assert integers.unfused(engine, found.highest(), applied, DATA) == {}  # pyright: ignore[reportArgumentType]
 
@@ -377,7 +378,7 @@ def test_one_output_that_is_computed_otherwise_is_told(
     graph = from_text("")
     assert quantized_mismatch(graph, "openvino", exact, lambda: exact) == ""
     told = quantized_mismatch(graph, "openvino", got, lambda: exact)
-    assert "openvino computes the quantized model otherwise" in told
+    assert "OpenVINO computes the quantized model otherwise" in told
     assert "relative error 0.5" in told
 
 

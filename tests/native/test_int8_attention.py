@@ -190,14 +190,14 @@ def shared(tmp_path: Path) -> Path:
 
 
 SHIFTED = {"x": DATA["x"] + np.float32(1)}
-BESIDE = "'gram' keeps bf16: planned in int8, openvino runs it in fp32 all the same"
+BESIDE = "'gram' keeps bf16: planned in int8, OpenVINO runs it in fp32 all the same"
 
 
 def test_a_product_that_is_not_run_so_says_why(shared: Path) -> None:
     done = api.convert(shared, None, "all:int8", data=SHIFTED, engine="openvino", verify=False)
     assert coded(done.plan) == ["other"]
     (said,) = (d.reasons[-1].text for d in done.plan.decisions if d.node == "gram")
-    assert said == "planned in int8, openvino runs it in fp32 all the same"
+    assert said == "planned in int8, OpenVINO runs it in fp32 all the same"
 
 
 def test_a_product_that_is_not_run_so_beside_bf16_has_bf16(shared: Path) -> None:

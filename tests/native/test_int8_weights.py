@@ -104,7 +104,7 @@ def test_weights_rest_as_codes_where_kernels_read_them_so(
     assert stored["w1"].dtype == stored["w2"].dtype == np.float32
     assert out.with_suffix(".bin" if net.suffix == ".xml" else ".onnx").stat().st_size < 35000
     reasons = {r.text for d in done.plan.decisions if d.node == "vector" for r in d.reasons}
-    assert "planned in int8_weights, openvino runs it in fp32 all the same" in reasons
+    assert "planned in int8_weights, OpenVINO runs it in fp32 all the same" in reasons
     assert 0 < np.linalg.norm(run(out) - run(net)) / np.linalg.norm(run(net)) < 0.02
 
 

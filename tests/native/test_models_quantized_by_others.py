@@ -219,7 +219,7 @@ def test_the_tuner_says_what_the_model_given_does(qdq: Path) -> None:
         from_type="int8", tolerance=0.5,
     )  # fmt: skip
     assert found.baseline.metric == pytest.approx(1.0, abs=1e-6)
-    (given,) = (a for a in found.anchors if a.name == "the model given")
+    (given,) = (a for a in found.baselines if a.name == "the model given")
     assert given.metric < 1.0
     assert any("taken from int8" in text for text in found.warnings)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from finecast.engines.base import Array, Feeds, KernelTime, Session, TensorSpec
-from finecast.measure.prices import PriceBook
 from finecast.measure.timing import Demand
+from finecast.measure.timing_cache import TimingCache
 from finecast.native.profiles import (
     CastRate,
     Profiles,
@@ -125,67 +125,67 @@ class Steady(Session):
         ]
 
 
-def times_of(book: PriceBook | None, *sessions: Steady) -> list[dict[str, float]]:
-    found = profiled_in_turns(sessions, {}, from_text(TWO), book)
+def times_of(cache: TimingCache | None, *sessions: Steady) -> list[dict[str, float]]:
+    found = profiled_in_turns(sessions, {}, from_text(TWO), cache)
     return [{k.kernel: k.time_s for k in kernels} for kernels in found]
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> PriceBook:
-    made = PriceBook.here("openvino", "CPU", tmp_path / "prices.db")
+def cache(tmp_path: Path) -> TimingCache:
+    made = TimingCache.here("openvino", "CPU", tmp_path / "timing_cache.db")
     assert made is not None
     return made
 
 
-def test_what_was_profiled_once_needs_no_profile(book: PriceBook) -> None:
+def test_what_was_profiled_once_needs_no_profile(cache: TimingCache) -> None:
     """Ops of one kind and kernels of one signature have one price, whatever their names."""
     high, low = {"a": 2e-3, "b": 2e-3}, {"a": 1e-3, "b": 1e-3}
-    first = times_of(book, Steady(high), Steady(low, "brgemm"))
+    first = times_of(cache, Steady(high), Steady(low, "brgemm"))
     again = Steady({n: 1.1 * t for n, t in high.items()}), Steady(low, "brgemm")
-    assert times_of(book, *again) == first == [high, low]
+    assert times_of(cache, *again) == first == [high, low]
     assert [s.profiles for s in again] == [1, 1]
 
 
-def test_what_the_book_lacks_is_profiled(book: PriceBook) -> None:
+def test_what_the_book_lacks_is_profiled(cache: TimingCache) -> None:
     high, low = {"a": 2e-3, "b": 2e-3}, {"a": 1e-3, "b": 1e-3}
-    times_of(book, Steady(high), Steady(low, "brgemm"))
+    times_of(cache, Steady(high), Steady(low, "brgemm"))
     other = Steady(high), Steady(low, "another")
-    assert times_of(book, *other) == [high, low]
+    assert times_of(cache, *other) == [high, low]
     assert other[0].profiles > 1
-    assert times_of(book, Steady(high, ""), Steady(low, "")) == [high, low]
+    assert times_of(cache, Steady(high, ""), Steady(low, "")) == [high, low]
 
 
-def test_few_runs_time_the_kernels_that_the_book_lacks(book: PriceBook) -> None:
-    times_of(book, Steady({"a": 2e-3, "b": 2e-3}))
+def test_few_runs_time_the_kernels_that_the_book_lacks(cache: TimingCache) -> None:
+    times_of(cache, Steady({"a": 2e-3, "b": 2e-3}))
     mixed = Steady({"a": 3e-3, "b": 3e-3, "more": 3e-4})  # a machine slower by half
-    assert times_of(book, mixed)[0] == pytest.approx({"a": 2e-3, "b": 2e-3, "more": 2e-4})
+    assert times_of(cache, mixed)[0] == pytest.approx({"a": 2e-3, "b": 2e-3, "more": 2e-4})
     assert mixed.profiles == 1
 
 
 def test_a_quiet_machine_that_contradicts_the_book_is_profiled(
-    book: PriceBook, monkeypatch: pytest.MonkeyPatch
+    cache: TimingCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A busy one is not: the book has the times of a quiet one."""
-    times_of(book, Steady({"a": 2e-3}), Steady({"a": 1e-3}, "brgemm"))
+    """A busy one is not: the cache has the times of a quiet one."""
+    times_of(cache, Steady({"a": 2e-3}), Steady({"a": 1e-3}, "brgemm"))
     with monkeypatch.context() as busy:
         busy.setattr(Demand, "is_busy", True)
-        told = times_of(book, Steady({"a": 9e-3}), Steady({"a": 3e-3}, "brgemm"))
+        told = times_of(cache, Steady({"a": 9e-3}), Steady({"a": 3e-3}, "brgemm"))
         assert told == [{"a": 2e-3}, {"a": 1e-3}]
-    told = times_of(book, Steady({"a": 2e-3}), Steady({"a": 2e-3}, "brgemm"))
+    told = times_of(cache, Steady({"a": 2e-3}), Steady({"a": 2e-3}, "brgemm"))
     assert told == [{"a": 2e-3}, {"a": 2e-3}]
 
 
 def test_times_of_a_busy_machine_are_known_on_a_busy_one_alone(
-    book: PriceBook, monkeypatch: pytest.MonkeyPatch
+    cache: TimingCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as busy:
         busy.setattr(Demand, "is_busy", True)
-        times_of(book, Steady({"a": 2e-3}))
+        times_of(cache, Steady({"a": 2e-3}))
         again = Steady({"a": 9e-3})
-        assert times_of(book, again) == [{"a": 2e-3}]
-    assert times_of(book, Steady({"a": 1e-3})) == [{"a": 1e-3}]
+        assert times_of(cache, again) == [{"a": 2e-3}]
+    assert times_of(cache, Steady({"a": 1e-3})) == [{"a": 1e-3}]
     monkeypatch.setattr(Demand, "is_busy", True)
-    assert times_of(book, again) == [{"a": 1e-3}], "those of a quiet machine are better"
+    assert times_of(cache, again) == [{"a": 1e-3}], "those of a quiet machine are better"
 
 
 def test_all_time_of_a_kernel_is_that_of_the_ops_of_the_graph_in_it() -> None:

@@ -63,3 +63,4 @@ def test_an_op_of_a_small_measured_share_is_not_named_first() -> None:
 def test_a_loss_that_is_hardly_one_is_no_figure() -> None:
     assert loss_text(0.0, 0.00002) == "less than 0.0001"
     assert loss_text(0.004, 0.001) == "0.004 on average (standard error 0.001)"
+    assert loss_text(1e-4, 3e-5) == "0.0001 on average (standard error 0.00003)"

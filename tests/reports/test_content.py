@@ -55,7 +55,7 @@ def test_content_is_strict_json_of_its_schema(any_content: dict[str, Any]) -> No
 
 def test_the_schema_says_of_each_time_in_which_race_it_was_measured() -> None:
     found = schema()["$defs"]["result"]["properties"]
-    many = ("frontier", "candidates", "anchors", "trials")
+    many = ("frontier", "candidates", "baselines", "trials")
     models = [found[name] for name in ("baseline", "tuned", "next_faster")]
     models += [found[name]["items"] for name in many]
     for properties in (one["properties"] for one in models):
@@ -160,12 +160,12 @@ def test_the_chosen_plan_stands_where_the_last_race_measured_it() -> None:
     found = made.result()
     chosen, digest = found.findings, found.plan.digest
     fast = chosen.candidates[0].plan.digest
-    raced = replace(chosen, last_race={digest: (2.0, 5e-4), fast: (1.9, 5.2e-4)})
+    raced = replace(chosen, final_benchmark={digest: (2.0, 5e-4), fast: (1.9, 5.2e-4)})
     content = replace(found, findings=raced).report().to_dict()
     candidates = {c["plan"]: c for c in content["result"]["candidates"]}
-    assert candidates[digest]["last_race"] == {"gain": 2.0, "latency_ms": 0.5}
+    assert candidates[digest]["final_benchmark"] == {"gain": 2.0, "latency_ms": 0.5}
     # The last race knows better: the other plan was faster in the first race alone.
-    assert "times as fast" not in content["summary"]["next_faster"]
+    assert " as fast" not in content["summary"]["next_faster"]
 
 
 def test_a_plan_that_was_ahead_in_the_last_race_alone_is_named() -> None:
@@ -173,9 +173,9 @@ def test_a_plan_that_was_ahead_in_the_last_race_alone_is_named() -> None:
     fast, own = found.findings.candidates
     slow = replace(fast, cost=6e-4, latency_s=6e-4, passed=True, metric=0.9)
     race = {own.plan.digest: (2.0, 5e-4), slow.plan.digest: (2.04, 4.9e-4)}
-    raced = replace(found.findings, candidates=(own, slow), last_race=race)
+    raced = replace(found.findings, candidates=(own, slow), final_benchmark=race)
     said = replace(found, findings=raced).report().to_dict()["summary"]["next_faster"]
-    assert "1.02 times as fast as the chosen one" in said
+    assert "x1.02 as fast as the chosen one" in said
     assert "0.83" not in said
     assert "less than 3% apart" in said
     assert "the more accurate one is chosen" in said
@@ -230,7 +230,7 @@ def test_sentences_name_what_limits_and_what_the_next_plan_would_have_cost(
 ) -> None:
     said = content["summary"]
     assert said["verdict"] == (
-        "With 4 of 5 ops in fp16 a call takes 500 us instead of 1 ms (2.00 times as fast,"
+        "With 4 of 5 ops in fp16 a call takes 500 us instead of 1 ms (x2.00 as fast,"
         " measured), and top1 is 0.9 instead of 0.91."
     )
     worst = said["kept"][0]
@@ -240,7 +240,7 @@ def test_sentences_name_what_limits_and_what_the_next_plan_would_have_cost(
     )
     assert "to 20" in worst["text"]
     assert said["next_faster"] == (
-        "The next faster plan, lowest in fp16, was 1.25 times as fast as the chosen one: it"
+        "The next faster plan, lowest in fp16, was x1.25 as fast as the chosen one: it"
         " scored 0.1, below your limit (top1 >= 0.89)."
     )
 
@@ -248,11 +248,9 @@ def test_sentences_name_what_limits_and_what_the_next_plan_would_have_cost(
 def test_the_first_screen_answers_four_questions() -> None:
     found = made.result()
     faster, loss, costs, following = found.report().to_dict()["summary"]["answers"]
-    assert faster.startswith(
-        "A call takes 500 us instead of 1 ms: 2.00 times as fast, measured"
-    )
+    assert faster.startswith("A call takes 500 us instead of 1 ms: x2.00 as fast, measured")
     apart = replace(found, speedups=(2.0, 1.9, 2.1)).report().to_dict()["summary"]["answers"]
-    assert ": 2.00 times as fast (1.90 to 2.10 in 3 processes), measured" in apart[0]
+    assert ": x2.00 as fast (1.90 to 2.10 in 3 processes), measured" in apart[0]
     assert loss == (
         "Its top1 on your 200 samples is 0.9 instead of 0.91; what it loses on new data was"
         " not estimated: --confidence guarantees a limit."
@@ -319,7 +317,7 @@ def test_what_an_objective_counts_stands_beside_the_time(
 ) -> None:
     found = replace(made.result(), objective=objective).of_size(500)
     said = found.report().to_dict()["summary"]
-    assert "500 us instead of 1 ms (2.00 times as fast," in said["verdict"]
+    assert "500 us instead of 1 ms (x2.00 as fast," in said["verdict"]
     assert counted in said["verdict"]
     assert " as the chosen one" in said["next_faster"]
 

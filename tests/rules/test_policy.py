@@ -125,6 +125,7 @@ def test_a_policy_is_printed_as_it_is_made(text: str) -> None:
 
 def test_words_for_ports_are_read_in_python_too() -> None:
     call: Any = Policy
+    assert call("all:bf16", io="reduced").io_low
     assert call("all:bf16", io="low").io_low
     with pytest.raises(UsageError, match=r"unknown word 'lo' .*did you mean low\?"):
         call("all:bf16", io="lo")

@@ -63,7 +63,7 @@ def test_no_plan_loses_in_one_call_for_the_other_unasked(
         batch=4,
         **BY_KLD,
     )
-    told = "a step runs at x0.67 of fp32's speed"
+    told = "a step is x0.67 as fast as in fp32"
     assert result.improved == (objective == "first_token")
     if objective == "first_token":
         assert result.gain == 2.0

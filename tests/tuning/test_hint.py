@@ -11,7 +11,7 @@ from finecast.measure.racing import Interval
 from finecast.numbers.formats import Format
 from finecast.planning.proposing import propose
 from finecast.tuning.findings import foretold
-from finecast.tuning.hint import Anchor, better_alone
+from finecast.tuning.hint import Baseline, better_alone
 from tests.reports import made
 
 CLEAR = Interval(low=0.93, median=0.95, high=0.97)
@@ -40,7 +40,9 @@ def test_an_anchor_is_named_if_two_races_show_it_better(
     metric: float, passed: bool, first: Interval, second: Interval, told: bool
 ) -> None:
     name = "the engine's bf16 hint"
-    anchor = Anchor(name=name, metric=metric, passed=passed, latency_s=1.0, cost=first.median)
+    baseline = Baseline(
+        name=name, metric=metric, passed=passed, latency_s=1.0, cost=first.median
+    )
     raced: list[list[str]] = []
 
     def again(names: Sequence[str]) -> Callable[[str], Interval]:
@@ -48,7 +50,7 @@ def test_an_anchor_is_named_if_two_races_show_it_better(
         return {name: second}.__getitem__
 
     found = better_alone(
-        [anchor],
+        [baseline],
         lambda m: m >= 0.8,
         {name: first}.__getitem__,
         again,

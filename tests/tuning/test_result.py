@@ -17,7 +17,7 @@ from finecast.errors import UsageError
 from finecast.measure.racing import Effort
 from finecast.planning.plan import Plan
 from finecast.tuning import measuring
-from finecast.tuning.hint import Anchor
+from finecast.tuning.hint import Baseline
 from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.result import Result, Verdict
 from tests.frontends.tools import parse, tensor
@@ -188,15 +188,15 @@ def test_a_faster_hint_says_which_output_makes_it_a_plan(
 ) -> None:
     found = tune(min_speedup=50.0)
     cost *= found.tuned.cost
-    anchor = Anchor(name="the hint", metric=1.0, passed=passed, latency_s=cost, cost=cost)
+    anchor = Baseline(name="the hint", metric=1.0, passed=passed, latency_s=cost, cost=cost)
     plan = replace(found.plan, engine="openvino")
-    found = replace(found, anchors=(anchor,), target="", plan=plan, asked=Path(output))
+    found = replace(found, baselines=(anchor,), target="", plan=plan, asked=Path(output))
     (_, beside) = found.comparison.rows
     assert ("(-o low.xml makes it a plan)" in beside[0]) is told
     assert not found.improved
     hint = "; or the hint: -o low.xml makes it a plan" if told else ""
     assert f"no model was written: use the model given{hint}" in repr(found).splitlines()[-1]
-    first = "unchanged: -o low.xml would be 2.00 times as fast as fp32, by the hint; "
+    first = "unchanged: -o low.xml would be x2.00 as fast as fp32, by the hint; "
     assert repr(found).startswith(first) is told
 
 

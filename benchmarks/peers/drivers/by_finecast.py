@@ -30,7 +30,7 @@ def produce(job: Job) -> Path:
 
     found = api.tune(
         task.model, output, evaluate=evaluate, calib=lambda: feeds, engine="openvino",
-        criterion="absolute", tolerance=task.tolerance, price_book=False, progress=False,
+        criterion="absolute", tolerance=task.tolerance, timing_cache=False, progress=False,
         force=True,
     )  # fmt: skip
     job.evaluations = found.evaluations

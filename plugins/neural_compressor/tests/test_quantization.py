@@ -288,7 +288,7 @@ def test_formats_that_do_not_gain_are_left_out_and_said(
         return Capability(runs=True, speed=0.5 if fmt is Format.BF16 else 2.0)
 
     monkeypatch.setattr("finecast.engines.probe.probe_one", slower)
-    with pytest.warns(UserWarning, match=r"skipped: bf16 runs at x0\.5 of fp32's speed"):
+    with pytest.warns(UserWarning, match=r"skipped: bf16 is x0\.5 as fast as fp32"):
         found = fit()
     assert found.lowered == found.products == 3
     with pytest.raises(EngineError, match=r"bf16 runs at x0\.5"):

@@ -208,7 +208,7 @@ def test_a_search_on_a_cluster_finds_the_plan_of_this_machine(
             objective="size",
             tolerance=0.1,
             executor=executor,
-            price_book=False,
+            timing_cache=False,
             progress=told,
         )
         for executor in ("local", "ray")

@@ -12,7 +12,7 @@ import finecast
 from finecast.errors import UsageError
 from finecast.tuning.goal import TuneRequest
 from finecast_report.frontier import (
-    anchors_of,
+    baselines_of,
     picture,
     points_of,
     predicted_of,
@@ -47,7 +47,7 @@ def found() -> dict[str, Any]:
             step("plan 2", 1, 0.05, latency_ms=5.0, passed=False),
             step("plan 3", 1, 0.06),
         ],
-        "anchors": [{"name": "the hint", "latency_ms": 4.0, "metric": 0.9, "passed": True}],
+        "baselines": [{"name": "the hint", "latency_ms": 4.0, "metric": 0.9, "passed": True}],
     }
 
 
@@ -66,14 +66,14 @@ def test_points_are_what_was_timed_with_measured_errors_where_there_are(
         "plan 1": ("passed", 0.011, 1.25),
         "plan 2": ("failed", 0.05, 2.0),
     }
-    assert anchors_of(found) == [("the hint", 2.5)]
+    assert baselines_of(found) == [("the hint", 2.5)]
 
 
 def test_plans_keep_their_distance_from_the_chosen_one_in_the_last_race(
     found: dict[str, Any],
 ) -> None:
     """The chosen plan took 8 ms in the first race and 4 ms in the last one."""
-    found["candidates"][0]["last_race"] = {"gain": 2.5, "latency_ms": 4.0}
+    found["candidates"][0]["final_benchmark"] = {"gain": 2.5, "latency_ms": 4.0}
     speeds = {p.name: p.speed for p in points_of(found)}
     assert speeds == {"fp32": 1.0, "plan 1": 2.5, "plan 2": 4.0}
 
@@ -87,8 +87,8 @@ def test_the_picture_is_one_drawing_without_scripts_or_requests(found: dict[str,
     assert (
         len([c for c in drawn.iter(f"{SVG}circle") if c.find(f"{SVG}title") is not None]) == 3
     )
-    assert "the hint: 2.50x" in [t.text for t in drawn.iter(f"{SVG}text")]
-    assert "chosen: 1.25x" in [t.text for t in drawn.iter(f"{SVG}text")]
+    assert "the hint: x2.50" in [t.text for t in drawn.iter(f"{SVG}text")]
+    assert "chosen: x1.25" in [t.text for t in drawn.iter(f"{SVG}text")]
 
 
 def test_every_point_lies_inside(found: dict[str, Any]) -> None:
@@ -99,9 +99,9 @@ def test_every_point_lies_inside(found: dict[str, Any]) -> None:
 
 
 def test_a_search_that_found_nothing_has_a_picture(found: dict[str, Any]) -> None:
-    found |= {"verdict": "unchanged", "candidates": [], "anchors": [], "frontier": []}
+    found |= {"verdict": "unchanged", "candidates": [], "baselines": [], "frontier": []}
     drawn = ElementTree.fromstring(picture(found, "net"))
-    assert "chosen: 1.00x" in [t.text for t in drawn.iter(f"{SVG}text")]
+    assert "chosen: x1.00" in [t.text for t in drawn.iter(f"{SVG}text")]
 
 
 def test_another_suffix_is_an_error_before_any_work() -> None:

@@ -96,7 +96,7 @@ def test_grapplers_own_choice_stands_beside_the_result(digits: Path) -> None:
     outcome = finecast.tune(
         digits / "model", data=digits / "data.npz", metric="top1", policy=policy
     )
-    assert [a.name for a in outcome.anchors] == ["the engine's bf16 hint"] * len(found)
+    assert [a.name for a in outcome.baselines] == ["the engine's bf16 hint"] * len(found)
 
 
 def test_inspect_and_explain_read_it(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,8 +25,8 @@ from finecast.engines.base import calls_of
 from finecast.errors import UsageError
 from finecast.evaluation import workers
 from finecast.files import CommandFiles, write_text
-from finecast.measure.prices import misplaced, remove_damaged
 from finecast.measure.study import Study, study_at
+from finecast.measure.timing_cache import misplaced, remove_damaged
 from finecast.naming import number_of
 from finecast.native.artefact import Destination
 from finecast.native.engine_times import EngineTime, faster
@@ -105,7 +105,7 @@ def tune(
             ``plan_out`` (by default beside ``output``: ``m.plan.json`` for ``m.onnx``,
             ``m.pt2.plan.json`` for ``m.pt2``), ``study`` (likewise), ``resume``,
             ``start`` (a plan to begin with), ``report`` (a page of what was found and why,
-            or a picture of all plans), ``price_book``. Of where plans are evaluated
+            or a picture of all plans), ``timing_cache``. Of where plans are evaluated
             (``Execution``): ``jobs``, ``executor``. And ``user_rules``, ``from_type``,
             ``example_inputs``, ``trust``; ``help`` lists all.
 
@@ -167,7 +167,7 @@ def tuned(
     files.write("the report", request.report)
     given = declared(model, how, output, files, request.data, request.study)
     with files.locked() as removed, study_at(request.study, resume=request.resume) as study:
-        removed += [*misplaced(), *remove_damaged()] if request.price_book else []
+        removed += [*misplaced(), *remove_damaged()] if request.timing_cache else []
         with _noting_trials(study, given):
             source = given().fitted(request.data)
             try:
@@ -285,7 +285,7 @@ def _searched(
 
         def opened(engine: str | None) -> Place:
             subject = model.subject(engine, options.device)
-            subject.keeps_prices, subject.study = options.price_book, study
+            subject.uses_timing_cache, subject.study = options.timing_cache, study
             executor = worker(subject)
             data = options.data.loaded() if executor is None else executor.data()
             workload = model.workload(data, subject.reference)

@@ -30,6 +30,7 @@ from finecast.cli.policy_options import (
 from finecast.devices.choice import choose
 from finecast.files import CommandFiles
 from finecast.naming import left_out, number_of, percent
+from finecast.plugin import title_of
 from finecast.progress import shown
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def report(result: Result, *, as_json: bool) -> None:
         *([("opset", str(result.plan.opset))] if result.plan.opset else []),
         *_listed("rewritten", result.restated),
         *(("adjusted", gain.text) for gain in result.gains if gain.gains),
-        ("verified in", (verified.engine or "nothing") + _sizes(verified.sizes)),
+        ("verified in", title_of(verified.engine or "nothing") + _sizes(verified.sizes)),
         *_kernels(verified),
         (f"error against {verified.reference}", _errors(verified) or verified.note),
         *_listed("decisions", verified.decided),

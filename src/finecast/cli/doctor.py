@@ -15,7 +15,7 @@ from finecast.errors import EngineError
 from finecast.naming import listed, number_of
 from finecast.numbers.formats import Format
 from finecast.plugin import failures as registered_failures
-from finecast.plugin import registered
+from finecast.plugin import registered, title_of
 from finecast.progress import shown
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ def run(
     probes = engine_specs()
     with shown("probing") as report:
         for index, spec in enumerate(probes):
-            report(spec, index, len(probes))
+            report(title_of(spec), index, len(probes))
             try:
                 rows.append(_row(spec))
             except EngineError as error:
-                failures.append(f"{spec}: {error}")
+                failures.append(f"{title_of(spec)}: {error}")
     machine = environment()
     absent = absent_backends({f"{row.engine}:{row.device}" for row in rows})
     if as_json:
@@ -82,6 +82,11 @@ class EngineRow:
     device: str
     formats: Mapping[Format, Capability]
 
+    @property
+    def title(self) -> str:
+        """What people call the engine, with its device if that is no CPU."""
+        return title_of(f"{self.engine}:{self.device}")
+
 
 def summary(machine: Environment, rows: Sequence[EngineRow]) -> list[str]:
     """What each engine gains from here, and where to look for more."""
@@ -101,7 +106,7 @@ def summary(machine: Environment, rows: Sequence[EngineRow]) -> list[str]:
 
 def _gains(row: EngineRow) -> str:
     """The formats in which an engine is faster than fp32, the fastest first."""
-    where = f"{row.engine} on {row.device} ({row.framework} models)"
+    where = f"{row.title} ({row.framework} models)"
     speeds = {fmt.label: c.speed for fmt, c in row.formats.items() if c.worthwhile and c.speed}
     gaining = sorted(((v, label) for label, v in speeds.items() if v > 1), reverse=True)
     if not gaining:
@@ -193,13 +198,13 @@ def _print(
 ) -> None:
     from finecast.engines.probe import PROBED
 
-    heads = [f"{row.engine}:{row.device}\n{row.framework}" for row in rows]
+    heads = [f"{row.title}\n{row.framework}" for row in rows]
     table = new_table("Here: speed against fp32, measured", ("format",), heads)
     for fmt in (f for f in PROBED if f is not Format.FP32):
         add_row(table, fmt.label, *(cell(row.formats[fmt]) for row in rows))
     write_table(table)
     notes = [
-        f"  {row.engine}:{row.device} {f.label}: {c.reason}"
+        f"  {row.title}, {f.label}: {c.reason}"
         for row in rows
         for f, c in row.formats.items()
         if c.reason

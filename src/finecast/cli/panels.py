@@ -44,7 +44,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
             "max_drop",
         ),
         *("check", "max_error", "auto_cast", "auto_cast_type", "exclude", "engine", "target"),
-        *("preset", "dims", "verify", "force", "report", "ops", "every"),
+        *("preset", "dims", "verify", "force", "report", "ops", "every", "clear"),
         *("settings", "strict"),
         *("values", "verbose", "as_json", "help", "help_all"),
     ),
@@ -63,7 +63,7 @@ PANELS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "Timing": ("runs", "seconds", "memory"),
     "The model and files": (
-        *("from_type", "freeze_inputs", "trust", "external_data", "clear"),
+        *("from_type", "freeze_inputs", "trust", "external_data"),
         *("plan_out", "study", "lock", "diff", "blame", "explorer"),
         *("compile_with",),
     ),

@@ -558,9 +558,8 @@ def _told(seen: Seen, fmt: Format) -> list[str]:
     if seen.own <= ROUNDINGS_PER_OP * fmt.unit_roundoff:
         return []
     rounds = f"rounding to {fmt.label} explains {percent(fmt.unit_roundoff, 2)}"
-    return [
-        f"its result is off by {percent(seen.own, 2)} on the inputs that it gets; {rounds}"
-    ]
+    own = percent(seen.own, 2)
+    return [f"on the same inputs its result differs from fp32's by {own}; {rounds}"]
 
 
 _CANCELS: Final = 16.0
@@ -615,7 +614,7 @@ def _wrong(seen: Seen, fmt: Format) -> str:
     """What is wrong with a value."""
     if not seen.spoiled:
         total, own = percent(seen.total, 2), percent(seen.own, 2)
-        return f"its relative error is {total}, and {own} on the inputs that it gets"
+        return f"its relative error is {total}; compared with fp32 on the same inputs, {own}"
     text = f"{number_of(seen.spoiled, 'number')} NaN or Inf"
     if seen.largest < overflow_limit(fmt):
         return text

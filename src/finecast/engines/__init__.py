@@ -15,7 +15,7 @@ from finecast.engines.known import name_of as name_of
 from finecast.errors import EngineError, UsageError
 from finecast.frontends.dry_run import CrashedError
 from finecast.naming import unknown_name
-from finecast.plugin import ONNX, PROGRAMS, SAVED_MODELS, imported_on_use, load
+from finecast.plugin import ONNX, PROGRAMS, SAVED_MODELS, imported_on_use, load, title_of
 
 if TYPE_CHECKING:
     # Names of this room for others, as plugins: imported on first use.
@@ -219,7 +219,7 @@ def first_that_works(
             failures[engine.name] = error
         else:
             crash_notes = [
-                f"{text}: {engine.name} takes its place" for text in crashes(failures)
+                f"{text}: {engine.title} takes its place" for text in crashes(failures)
             ]
             if notes is not None:
                 notes += crash_notes
@@ -230,7 +230,7 @@ def first_that_works(
         raise next(iter(failures.values()))
     raise EngineError(
         "no engine here can run the model",
-        where="; ".join(f"{name}: {error.what}" for name, error in failures.items()),
+        where="; ".join(f"{title_of(name)}: {error.what}" for name, error in failures.items()),
         fix=what_loads_it(failures),
     )
 

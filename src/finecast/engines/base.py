@@ -21,6 +21,7 @@ from finecast.numbers.summation import Order
 from finecast.numbers.thresholds import PROBED_GAIN
 from finecast.planning.detections import JoinedOutput
 from finecast.planning.free_rows import FreeOutput
+from finecast.plugin import title_of
 from finecast.usercode import guarded
 
 if TYPE_CHECKING:
@@ -390,8 +391,13 @@ class Engine(ABC):
 
     @property
     def label(self) -> str:
-        """The name in reports and plans: with the device where that decides the numbers."""
+        """The name in plans and JSON: with the device where that decides the numbers."""
         return self.name
+
+    @property
+    def title(self) -> str:
+        """What messages call it, with the device where that decides the numbers."""
+        return title_of(self.label)
 
     @property
     def spec(self) -> str:
@@ -446,7 +452,7 @@ class Engine(ABC):
             EngineError: If it has no such setting, or cannot run the model.
         """
         del model
-        raise EngineError(f"{self.name} has no precision hint for {fmt.label}")
+        raise EngineError(f"{self.title} has no precision hint for {fmt.label}")
 
     def load_tried(self, model: Loadable) -> Session:
         """Load a model for its outputs and not for timing, in another process if it can be.

@@ -39,7 +39,7 @@ _KEEP_ONE_VALUE = frozenset({"dropout", "sum", "mean", "max", "min"})
 def scaled_twice(graph: Graph, low: Format) -> Mapping[int, str]:
     """Convolutions that would be scaled twice, with the reason."""
     text = (
-        f"openvino scales a convolution in {low.label} twice where its shape is open, it has"
+        f"OpenVINO scales a convolution in {low.label} twice where its shape is open, it has"
         " no bias, and several ops read it"
     )
     return {
@@ -147,7 +147,7 @@ def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
             kept = {n for v in others for n in _computing(graph, v)}
             if node.op == "sub" and node.inputs[1] in {v.id for v in others}:
                 kept |= {n for v in _inputs(graph, node) for n in _computing(graph, v, True)}
-            text = f"openvino crashes at {node.name} if it reads a cast to {low.label}"
+            text = f"OpenVINO crashes at {node.name} if it reads a cast to {low.label}"
             reasons |= dict.fromkeys((*kept, node.id), text)
     return reasons
 
@@ -155,7 +155,7 @@ def sums_behind_products(graph: Graph, low: Format) -> Mapping[int, str]:
 def sums_of_codes(graph: Graph, low: Format) -> Mapping[int, str]:
     """Small products behind another one, which in ``low`` might give them sums of codes."""
     return {
-        product.id: "openvino may take the sums of the small product before it in"
+        product.id: "OpenVINO may take the sums of the small product before it in"
         f" {low.label}, which are integers, for floats"
         for product in graph.nodes
         if _is_small(graph, product) and _behind_another(graph, product)
@@ -284,7 +284,7 @@ def _second_bias(graph: Graph, low: Format) -> Mapping[int, str]:
             between, after = _next_bias(graph, before)
             while after is not None and after.id not in reasons:
                 text = (
-                    f"openvino leaves out the bias that {before.name} adds if {after.name} "
+                    f"OpenVINO leaves out the bias that {before.name} adds if {after.name} "
                     f"adds another in {low.label}"
                 )
                 reasons |= dict.fromkeys((before.id, *between, after.id), text)
@@ -336,7 +336,7 @@ def _small_group_norms(graph: Graph, low: Format) -> Mapping[int, str]:
         if not fixed or not isinstance(groups, int):
             continue
         if low.bytes_for(math.prod(fixed[1:]) // groups) <= _FIRST_CACHE_BYTES:
-            reasons[node.id] = f"openvino has no {low.label} kernel for it at this shape"
+            reasons[node.id] = f"OpenVINO has no {low.label} kernel for it at this shape"
     return reasons
 
 
@@ -348,7 +348,7 @@ def _state_start(graph: Graph, low: Format) -> Mapping[int, str]:
     """
     starts = (graph.maker(n.inputs[0]) for n in graph.nodes if n.native == _STATE and n.inputs)
     return {
-        node.id: f"openvino may not empty a state whose first value is cast from {low.label}"
+        node.id: f"OpenVINO may not empty a state whose first value is cast from {low.label}"
         for node in starts
         if node is not None
     }
@@ -366,7 +366,7 @@ def _reduced_codes(graph: Graph, low: Format) -> Mapping[int, str]:
             maker = graph.maker(origin(graph, value))
             if maker is not None and _fuses_codes(graph, maker):
                 reasons[node.id] = (
-                    f"openvino computes the quantization to {low.label} of the result of"
+                    f"OpenVINO computes the quantization to {low.label} of the result of"
                     f" {maker.name} wrongly"
                 )
     return reasons
@@ -390,7 +390,7 @@ def _fuses_codes(graph: Graph, node: Node) -> bool:
 def _computed_axes(graph: Graph, low: Format) -> Mapping[int, str]:
     """Reductions over axes that the model computes or is given, which OpenVINO has in fp32."""
     return {
-        node.id: f"openvino has no {low.label} kernel for a reduction over computed axes"
+        node.id: f"OpenVINO has no {low.label} kernel for a reduction over computed axes"
         for node in graph.nodes
         if by_name(node.op).kind is OpKind.REDUCTION and len(node.inputs) > 1
         if (axes := node.inputs[1]) is not None and graph.values[axes].constant is None
@@ -419,7 +419,7 @@ def _masked_rows(graph: Graph, low: Format) -> Mapping[int, str]:
         masks_all = constant is None or not constant.read().any(axis=-1).all()
         if masks_all and (replaced or node.native == "onnx::Attention"):
             reasons[node.id] = (
-                f"openvino attends to every key in {low.label} where the mask leaves out all"
+                f"OpenVINO attends to every key in {low.label} where the mask leaves out all"
             )
     return reasons
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from finecast.engines.base import KernelTime
 from finecast.numbers.formats import Format
+from finecast.plugin import title_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +71,9 @@ def codes_results(engine: str, fmt: Format) -> bool:
 
 
 def engines_for(fmt: Format) -> str:
-    """Names of the engines that plans in ``fmt`` are made for, as text."""
-    return " or ".join(FUSIONS.get(fmt, ())) or ("PyTorch" if fmt in FUSIONS else "no engine")
+    """Titles of the engines that plans in ``fmt`` are made for, as text."""
+    titles = map(title_of, FUSIONS.get(fmt, ()))
+    return " or ".join(titles) or ("PyTorch" if fmt in FUSIONS else "no engine")
 
 
 def not_as_planned(

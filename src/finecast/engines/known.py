@@ -1,4 +1,4 @@
-"""The engines that are known, and what messages call them; no engine is imported."""
+"""The engines that are known; none is imported."""
 
 from __future__ import annotations
 
@@ -18,13 +18,3 @@ ENGINES: Final[Mapping[str, EngineEntry]] = MappingProxyType(
 def name_of(spec: str) -> str:
     """The engine's name in ``NAME`` or ``NAME:DEVICE``, in the spelling of ``ENGINES``."""
     return spelled(spec.partition(":")[0])
-
-
-def title_of(spec: str) -> str:
-    """What messages call the engine in ``NAME`` or ``NAME:DEVICE``: ``OpenVINO on GPU``."""
-    entry = ENGINES.get(name_of(spec))
-    if entry is None:
-        return spec
-    device = spec.partition(":")[2].strip() or entry.device
-    title = entry.title or entry.name
-    return title if device == "CPU" else f"{title} on {device}"

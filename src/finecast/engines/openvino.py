@@ -570,7 +570,7 @@ class OpenVinoEngine(Engine):
         """
         if _is_onnx(model):
             model, source = to_run(model)
-            _check_depth(source, where)
+            _check_depth(self.name, source, where)
             if source.miscomputed:
                 raise EngineError(
                     f"the model is not given to OpenVINO: {source.miscomputed}",
@@ -590,7 +590,7 @@ class OpenVinoEngine(Engine):
             return
         own = with_fixed_draws(load(model).model if isinstance(model, Path) else model)
         source = model_source(own)
-        _check_depth(source, where)
+        _check_depth(self.name, source, where)
         _check_computed_rightly(own, where)
         settings = self._made_for(own, source, settings)
         with sent(own) if settings else nullcontext((None, 0)) as (content, described):
@@ -702,14 +702,14 @@ def _check_computed_rightly(model: openvino.Model, where: str) -> None:
             raise EngineError(text, where=where, fix=fix)
 
 
-def _check_depth(source: ModelSource, where: str) -> None:
+def _check_depth(engine: str, source: ModelSource, where: str) -> None:
     """Raise EngineError for a model that would take OpenVINO too long to compile."""
     if source.depth > _DEEPEST:
         raise EngineError(
             f"bodies of control flow nest {source.depth} deep, and OpenVINO's time to"
             f" compile doubles with each level: {_DEEPEST} at most",
             where=where,
-            fix=other_engines("openvino"),
+            fix=other_engines(engine),
         )
 
 

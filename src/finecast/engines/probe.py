@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from finecast.devices.targets import Target
 from finecast.engines.base import Array, Capability, Engine
 from finecast.engines.integers import FUSIONS, engines_for, fuses
-from finecast.engines.known import title_of
 from finecast.engines.probe_models import (
     Probe,
     admitted,
@@ -110,11 +109,11 @@ def speed_of(engine: Engine, fmt: Format) -> Speed:
     capability = engine.capability(fmt)
     why = f" ({capability.reason})" if capability.reason else ""
     if not capability.runs or capability.speed is None:
-        name, missing = title_of(engine.name), _NO_KERNEL in capability.reason
+        name, missing = engine.title, _NO_KERNEL in capability.reason
         text = f"{name} has no {fmt.label} {'kernels' if missing else 'arithmetic'} here"
         return Speed(gains=False, text=text if missing else f"{text}{why}")
-    relative = f"x{capability.speed:.2g} of fp32's speed in {title_of(engine.name)}"
-    text = f"{fmt.label} runs at {relative} here{why}"
+    relative = f"x{capability.speed:.2g} as fast as fp32 in {engine.title}"
+    text = f"{fmt.label} is {relative} here{why}"
     return Speed(gains=capability.worthwhile, text=text)
 
 
@@ -228,7 +227,7 @@ def _rounding_fault(engine: Engine, fmt: Format) -> str:
             return _cause(error)
         if np.linalg.norm(got - wanted) > np.linalg.norm(got - other):
             kind = "rounds values that must stay exact" if apart else "does not round values"
-            return f"{engine.name} {kind} here"
+            return f"{engine.title} {kind} here"
     return ""
 
 

@@ -23,6 +23,7 @@ from finecast.engines.numerics import (
 )
 from finecast.numbers.formats import DYNAMIC, Format
 from finecast.planning.plan import Plan
+from finecast.plugin import title_of
 
 Inputs = Mapping[str, tuple[tuple[int, ...], str]]
 """By the name of an input the shape and NumPy's type of an array for it."""
@@ -266,10 +267,11 @@ def in_memory_notes(plan: Plan) -> tuple[str, ...]:
     code = by_the_hint(plan.engine, made_for, "model", plan.counts) if made_for else ""
     if not code:
         return ()
+    made = f"the model is made for {title_of(plan.engine)}'s"
     if low is None:
-        note = f"the model is made for {plan.engine}'s dynamic quantization: run it by {code}"
+        note = f"{made} dynamic quantization: run it by {code}"
         return (f"{note}; with a {DYNAMIC_QUANTIZATION} of 0 all values are read exactly",)
-    note = f"the model is made for {plan.engine}'s precision hint: run it by {code}"
+    note = f"{made} precision hint: run it by {code}"
     return (f'{note}; under "{HINTS[Format.FP32]}" all of it computes in fp32',)
 
 

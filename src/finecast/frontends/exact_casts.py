@@ -30,7 +30,7 @@ from finecast.rules.folded import computed_once
 _ENGINE: Final = "openvino"
 FAULT: Final = "openvino-cast-rounding"
 """The fault because of which the ops are there, as models note it."""
-_REASON: Final = f"{_ENGINE} rounds its cast wrongly, so it is rounded in fp32 before"
+_REASON: Final = "OpenVINO rounds its cast wrongly, so it is rounded in fp32 before"
 _LOW: Final = Format.BF16
 _PART: Final = 2.0 ** (_LOW.mantissa_bits - Format.FP32.mantissa_bits)
 

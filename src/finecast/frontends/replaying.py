@@ -10,6 +10,7 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.edits import Edit, edits
 from finecast.planning.plan import Plan
+from finecast.plugin import title_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,8 @@ def check_made_for(
     """
     if plan.by_hint and not by_hint:
         raise ModelError(
-            f"the plan is one by the precision hint of {plan.engine}, for which this model has"
-            " no marks",
+            f"the plan is one by the precision hint of {title_of(plan.engine)}, for which this"
+            " model has no marks",
             where=where,
             fix="write OpenVINO's IR, whose name ends in .xml, or make a plan for this model"
             " without --by-hint",
@@ -55,8 +56,8 @@ def check_made_for(
             f"the plan was made for another model: digest {plan.model}, not {digest}",
             where=where,
             fix="make a plan for this file, or give the file that the plan was made for; of a"
-            f" model that several libraries read (made for {plan.engine}), the output's name"
-            " decides which one does",
+            f" model that several libraries read (made for {title_of(plan.engine)}), the"
+            " output's name decides which one does",
         )
 
 

@@ -46,7 +46,7 @@ _FIX: Final = (
     "--no-verify writes the model all the same"
 )
 
-_ELSEWHERE: Final = "use another engine: an ONNX model runs in onnxruntime"
+_ELSEWHERE: Final = "use another engine: --engine onnxruntime runs an ONNX model"
 
 _ON_DATA: Final = "Verify the model on data of its own: --data FILE.npz, or `tune`"
 
@@ -123,7 +123,7 @@ class Pair:
         session = engine.load_hinted(self.source.loadable, low)
         if all(kernel.computed != low.label for kernel in session.kernel_formats()):
             return None
-        name = f"{engine.name}'s own {low.label} hint"
+        name = f"{engine.title}'s own {low.label} hint"
         return name, session.run(feeds_for(session, feeds))
 
 
@@ -317,7 +317,7 @@ def _behind_decisions(
         if alone is not None and alone.comparable and error > excused(alone.relative):
             fault = _Fault(
                 output=name,
-                text=f"{text} in {case.engine.name}, where its formats give"
+                text=f"{text} in {case.engine.title}, where its formats give"
                 f" {alone.relative:.3g}: an op is computed wrongly",
                 engine=True,
                 bad=partial(_beyond, bounds),
@@ -343,7 +343,7 @@ def _check_given(case: Case, suspects: Sequence[tuple[JudgedOutput, Array]]) -> 
         certain = right.is_lost(one.wanted) and _fp32_noise(case, right) < LIMIT
         if certain and not _undetermined(case, right):
             raise EngineError(
-                f"{case.engine.name} computes the model wrongly as it was given:"
+                f"{case.engine.title} computes the model wrongly as it was given:"
                 f" {right.text(right.error(one.wanted))} in fp32",
                 fix=_ELSEWHERE,
             )
@@ -469,7 +469,7 @@ def _mistaken(
         if error > limit:
             return _Fault(
                 output=one.name,
-                text=f"{one.text(error)} in {case.engine.name}, where its formats give"
+                text=f"{one.text(error)} in {case.engine.title}, where its formats give"
                 f" {one.figure(predicted)}: an op is computed wrongly",
                 engine=True,
                 chooser=one.chooser,

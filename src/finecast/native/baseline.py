@@ -26,6 +26,7 @@ from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
 from finecast.numbers.thresholds import APPROXIMATED, ENGINE_FACTOR, LIMIT
 from finecast.planning.free_rows import free_outputs, matched
+from finecast.plugin import title_of
 from finecast.rules.quantized import quantized_notes
 
 _MOST_TOLD: Final = 3
@@ -120,8 +121,7 @@ def _text(
 ) -> str:
     """A sentence on outputs that differ, with their deviations and what noise explains."""
     assert second.other is not None
-    engines = (second.engine, second.other)
-    engine, other = (one.name for one in engines)
+    engines, own = (second.engine, second.other), second.engine.title
     shown: list[str] = []
     for name, (difference, limit) in [*wrong.items()][:_MOST_TOLD]:
         what = f"by a relative {difference.relative:.3g}"
@@ -136,8 +136,8 @@ def _text(
         shown.append(f"output {name!r} differs {what}{first}")
     texts = "; ".join((*shown, *left_out(len(wrong), _MOST_TOLD, " outputs differ")))
     return (
-        f"{engine} and {other} disagree about the fp32 model: {texts}."
-        f" Errors here are against {engine}'s; --engine {other} takes the other{second.remedy}"
+        f"{own} and {second.other.title} disagree about the fp32 model: {texts}. Errors here"
+        f" are against {own}'s; --engine {second.other.name} takes the other{second.remedy}"
     )
 
 
@@ -167,6 +167,6 @@ def _first_op(
         return ""
     known = [f for e in engines if (f := fault_of_integers(e.name, prepared.graph, node))]
     fault_text = "".join(
-        f": {f.engine} is wrong there, by a known fault ({f.name})" for f in known
+        f": {title_of(f.engine)} is wrong there, by a known fault ({f.name})" for f in known
     )
     return f", first at {node.name!r} ({node.native}){fault_text}"

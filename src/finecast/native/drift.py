@@ -38,6 +38,7 @@ from finecast.native.lock import (
 )
 from finecast.native.opening import LOCK, lock_beside, opened
 from finecast.numbers.thresholds import SLOWER
+from finecast.plugin import title_of
 from finecast.reports.base import Report, TextTable
 from finecast.rules.draws import behind_draws
 
@@ -284,7 +285,7 @@ def _equal(name: str, was: str, now: str, text: str) -> Check:
 
 
 def _engine(was: Runner, now: Runner) -> Check:
-    name = now.name.partition(":")[0]
+    name = title_of(now.name)
     if was.version == now.version:
         return Check(name="engine", state=State.HOLDS, texts=(f"{name} {now.version}",))
     text = f"{name} {now.version or 'of an unknown version'} in place of {was.version}"
@@ -394,8 +395,8 @@ def _speed(lock: Lock, now: Observed) -> Check:
     count = sample_count(calls)
     of = f" of {number_of(count, 'sample')}" if count > 1 else ""
     text = f"{now.call_s * 1e3:.3f} ms a call{of}, {was.call_s * 1e3:.3f} ms when tuned"
-    text += f", {was.denied:.0%} of it waiting for other processes," if was.denied else ""
-    text += "" if speedup is None else f"; {speedup:.2f} times as fast as fp32 in tune's table"
+    text += f" ({was.denied:.0%} of it waiting for other processes)" if was.denied else ""
+    text += "" if speedup is None else f"; x{speedup:.2f} as fast as fp32 in tune's table"
     slow = now.call_s > SLOWER * was.call_s
     doubts: list[str] = []
     if now.denied:

@@ -29,9 +29,9 @@ from finecast.engines.probe import Speed, speed_of
 from finecast.errors import EngineError, Unfit, WrongNumbersError
 from finecast.frontends.prepared import PreparedModel
 from finecast.measure.environment import environment
-from finecast.measure.prices import PriceBook
 from finecast.measure.racing import Effort, Race
 from finecast.measure.timing import pass_over
+from finecast.measure.timing_cache import TimingCache
 from finecast.native.acceptance import Case, Pair, accept
 from finecast.native.adjusting import Adjuster, Judged, range_scaled, rounded_error
 from finecast.native.baseline import SecondOpinion, differing
@@ -93,16 +93,16 @@ class EngineSubject(Subject):
     )
 
     @property
-    def book(self) -> PriceBook | None:
+    def timing_cache(self) -> TimingCache | None:
         """The times of kernels that earlier runs kept; None if none are to be used."""
-        if not self.keeps_prices:
+        if not self.uses_timing_cache:
             return None
-        return PriceBook.here(self.engine.name, self.engine.device, tell=self._without_book)
+        return TimingCache.here(self.engine.name, self.engine.device, tell=self._without_cache)
 
-    def _without_book(self, why: str) -> None:
-        """Go on without the price book: it is asked and told of no further time."""
-        if self.keeps_prices:
-            self.keeps_prices = False
+    def _without_cache(self, why: str) -> None:
+        """Go on without the timing cache: it is asked and told of no further time."""
+        if self.uses_timing_cache:
+            self.uses_timing_cache = False
             self.tell(why)
 
     @property
@@ -149,9 +149,9 @@ class EngineSubject(Subject):
         return speed_of(self.engine, fmt)
 
     def _recalled(self, fmt: Format) -> Capability:
-        """What the engine does in a format: probed once, and then known by the price book."""
+        """What the engine does in a format: probed once, then known by the cache."""
         if fmt not in self._probed:
-            self._probed[fmt] = recalled_speed(self.engine, fmt, self.book)
+            self._probed[fmt] = recalled_speed(self.engine, fmt, self.timing_cache)
         return self._probed[fmt]
 
     def engine_times(self, workload: Workload, *, hint: bool) -> Sequence[EngineTime]:
@@ -600,11 +600,13 @@ class EngineExamined(Examined):
             self.workload.timing()[0],
             output_error=lambda session: exact.error(session) ** 2,
             progress=self.progress,
-            book=subject.book,
+            cache=subject.timing_cache,
         )
         subject.profiled = sorted(profiles.high, key=lambda kernel: -kernel.time_s)
         if of_time:
             profiles, slow = profiles.without_slow_formats()
             for fmt in slow:
                 subject.tell(f"{fmt.label} gains nothing on this model and data: skipped")
-        return Times.measured(self.planner, profiles, subject.engine, self.facts, subject.book)
+        return Times.measured(
+            self.planner, profiles, subject.engine, self.facts, subject.timing_cache
+        )

@@ -14,11 +14,11 @@ from functools import partial
 from typing import Final
 
 from finecast.engines.base import Engine, Feeds, Loadable, Session, feeds_for
-from finecast.engines.known import title_of
 from finecast.errors import FinecastError
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.measure.timing import pass_over
 from finecast.numbers.formats import Format
+from finecast.plugin import title_of
 
 # A search is done in another engine than the preferred one from this ratio on: the times of a
 # few rounds are known to some percent, and formats gain more in one engine than in another.

@@ -142,7 +142,7 @@ def check_by_hint(policy: Policy, engine: Engine, prepared: PreparedModel) -> No
     if known is None or not engine.lowers_by_hint:
         raise UsageError(
             f"this model of {prepared.library} cannot be made for a precision hint of"
-            f" {engine.name}, with marks on the ops that keep fp32",
+            f" {engine.title}, with marks on the ops that keep fp32",
             where="--by-hint",
             fix="write OpenVINO's IR, -o NAME.xml, without --target",
         )

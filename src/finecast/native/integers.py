@@ -39,6 +39,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.thresholds import LIMIT, excused
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
+from finecast.plugin import title_of
 from finecast.rules.policy import Policy
 from finecast.rules.quantized import quantized_notes
 from finecast.rules.ranges import Calibration
@@ -75,8 +76,9 @@ def quantized_mismatch(
     if worst < LIMIT:
         return ""
     return (
-        f"{engine} computes the quantized model otherwise than its ops say (relative error"
-        f" {worst:.2g}): run it in another engine, or plan it anew by --from-type int8"
+        f"{title_of(engine)} computes the quantized model otherwise than its ops say"
+        f" (relative error {worst:.2g}): run it in another engine, or plan it anew by"
+        " --from-type int8"
     )
 
 
@@ -113,7 +115,8 @@ def not_run(engine: Engine, plan: Plan) -> tuple[str, ...]:
     labels = {f.label for f in plan.formats.values() if fuses(engine.name, f)}
     return tuple(
         f"{number_of(count, 'op')} in {label} by what the rules permit: convert and tune also"
-        f" run the model in {engine.name}, and take ops out of {label} that it does not run so"
+        f" run the model in {engine.title}, and take ops out of {label} that it does not run"
+        " so"
         for label, count in plan.counts.items()
         if label in labels
     )
@@ -435,7 +438,7 @@ def check_on_integers(
     unfit = _misrun(engine, plan, applied, feeds, session)
     for name, (label, does) in unfit.items():
         raise EngineError(
-            f"{name!r} is planned in {label} and {engine.name} {does}",
+            f"{name!r} is planned in {label} and {engine.title} {does}",
             fix="keep it in fp32 by --exclude",
             unfit=unfit,
         )
@@ -481,7 +484,7 @@ def check_on_one_thread(
     for name, error in alone.items():
         if error > excused(usual[name]):
             raise EngineError(
-                f"on one thread {engine.name} computes output {name!r} of a plan with a"
+                f"on one thread {engine.title} computes output {name!r} of a plan with a"
                 f" relative error of {error:.2g}, on all threads with {usual[name]:.2g}",
                 fix="keep ops in fp32 by --exclude",
             )

@@ -88,7 +88,7 @@ def make_planner(
         policy=policy,
         facts=how.facts,
         kernels=kernels,
-        engine=engine.label,
+        engine=engine.title,
         faults=known,
         user_rules=(*how.user_rules, *active(how.overrides)),
         measured=how.measured,
@@ -142,7 +142,7 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
             _refuse(fmt, engine, prepared)
         if fmt.has_scales and device is None and not engine.capability(fmt).runs:
             needs = " on a CPU with integer products (VNNI)" if fmt.runs_on_codes else ""
-            there = f"--engine {engines_for(fmt)}{needs}"
+            there = f"--engine {' or '.join(FUSIONS.get(fmt) or ('torch',))}{needs}"
             raise UsageError(
                 speed_of(engine, fmt).text,
                 where=f"--auto-cast-type {fmt.label}",

@@ -17,8 +17,8 @@ from finecast.engines.loading import load_all, load_model
 from finecast.engines.probe import recall
 from finecast.errors import EngineError
 from finecast.graph import Graph
-from finecast.measure.prices import PriceBook
 from finecast.measure.timing import Demand
+from finecast.measure.timing_cache import TimingCache
 from finecast.native.source import Source
 from finecast.numbers.formats import Format
 from finecast.ops import by_name
@@ -38,12 +38,12 @@ _MOST_REPEATS: Final = 40
 _FEWEST_REPEATS: Final = 9
 # Models are profiled in turns, as a machine's speed drifts by a fifth.
 _TURNS: Final = 3
-# Runs from which the kernels of a model are known, where their times may be in the book.
+# Runs from which the kernels of a model are known, where their times may be in the cache.
 _FEW_REPEATS: Final = 3
-# The book has to know kernels of this share of a model's time: those that it does not know are
+# The cache has to know kernels of this share of a model's time: those that it lacks are
 # timed by few runs, and off by a tenth.
 _LEAST_KNOWN: Final = 0.9
-# The book is not believed where one model took so many times as long as its times say,
+# The cache is not believed where one model took so many times as long as its times say,
 # compared with another one: few runs on a quiet machine are off by a tenth for each.
 _MOST_APART: Final = 1.25
 # Share of the model's time that a format for constants alone has to gain: less may be noise.
@@ -96,7 +96,7 @@ def profile_ends(
     feeds: Feeds,
     output_error: Callable[[Session], float] | None = None,
     progress: Progress = silent,
-    book: PriceBook | None = None,
+    cache: TimingCache | None = None,
 ) -> Profiles:
     """Profile the fp32 model and the lowest plan in each format, once each.
 
@@ -107,7 +107,7 @@ def profile_ends(
         feeds: The inputs of all runs.
         output_error: Gives the squared output error of a low session; None if it is not asked.
         progress: Told of each model that is compiled and profiled.
-        book: Times of kernels of earlier runs, which then need no profile.
+        cache: Times of kernels of earlier runs, which then need no profile.
 
     Raises:
         EngineError: If the engine runs none of the lowest plans.
@@ -129,7 +129,7 @@ def profile_ends(
         raise failed or next(filter(None, refused))
     low_sessions = {fmt: sessions[fmt] for fmt in formats if fmt in sessions}
     ends = (sessions[None], *low_sessions.values())
-    high, *low = profiled_in_turns(ends, feeds, planner.graph, book, progress)
+    high, *low = profiled_in_turns(ends, feeds, planner.graph, cache, progress)
     progress("sensitivity", 0, 1)
     errors = {f: output_error(s) for f, s in low_sessions.items()} if output_error else {}
     return Profiles(high=high, low=dict(zip(low_sessions, low, strict=True)), errors=errors)
@@ -139,23 +139,23 @@ def profiled_in_turns(
     sessions: Sequence[Session],
     feeds: Feeds,
     graph: Graph,
-    book: PriceBook | None = None,
+    cache: TimingCache | None = None,
     progress: Progress = silent,
 ) -> list[Sequence[KernelTime]]:
     """The kernels of each session, with the median times of ``_TURNS`` profiles in turns.
 
-    If ``book`` has the times of nearly all of them, they are taken from there, and the others
-    from a few runs. That is not done where these runs contradict the book: something that no
+    If ``cache`` has the times of nearly all of them, they are taken from there, and the others
+    from a few runs. That is not done where these runs contradict the cache: something that no
     signature has is another one then. Runs on a busy machine contradict nothing.
     """
     before = Demand.now()
     few: list[Sequence[KernelTime]] = []
     for number, session in enumerate(sessions):
         progress("profile", number, (_TURNS + 1) * len(sessions))
-        few.append(session.profile(feeds, repeats=1 if book is None else _FEW_REPEATS))
-    booked, apart = ([], 0.0) if book is None else _booked(few, graph, book)
-    if booked and (apart <= _MOST_APART or Demand.now().since(before).is_busy):
-        return booked
+        few.append(session.profile(feeds, repeats=1 if cache is None else _FEW_REPEATS))
+    cached, apart = ([], 0.0) if cache is None else _cached(few, graph, cache)
+    if cached and (apart <= _MOST_APART or Demand.now().since(before).is_busy):
+        return cached
     before = Demand.now()
     turns: list[list[Sequence[KernelTime]]] = []
     for turn in range(_TURNS):
@@ -167,8 +167,8 @@ def profiled_in_turns(
     kernel_times: list[Sequence[KernelTime]] = [
         _typical(of) for of in zip(*turns, strict=True)
     ]
-    if book is not None:
-        book.add(_prices(kernel_times, graph), busy=Demand.now().since(before).is_busy)
+    if cache is not None:
+        cache.add(_by_kernel(kernel_times, graph), busy=Demand.now().since(before).is_busy)
     return kernel_times
 
 
@@ -179,16 +179,16 @@ def _repeats(kernels: Sequence[KernelTime]) -> int:
     return -(-min(max(int(wanted), _FEWEST_REPEATS), _MOST_REPEATS) // _TURNS)
 
 
-def _booked(
-    few: Sequence[Sequence[KernelTime]], graph: Graph, book: PriceBook
+def _cached(
+    few: Sequence[Sequence[KernelTime]], graph: Graph, cache: TimingCache
 ) -> tuple[list[Sequence[KernelTime]], float]:
-    """The kernels of each session with the times of ``book``; none if it does not tell them.
+    """The kernels of each session with the times of ``cache``; none if it does not tell them.
 
-    And how many times as long as the book says one session took in ``few`` runs, compared with
-    another one.
+    And how many times as long as the cache says one session took in ``few`` runs, compared
+    with another one.
     """
     kinds = _Kinds(graph)
-    known = book.prices({kinds.key(k) for kernels in few for k in kernels if k.signature})
+    known = cache.times({kinds.key(k) for kernels in few for k in kernels if k.signature})
     kernel_times: list[Sequence[KernelTime]] = []
     ratios: list[float] = []
     for kernels in few:
@@ -206,7 +206,7 @@ def _booked(
     return kernel_times, max(ratios) / min(ratios)
 
 
-def _prices(profiles: Sequence[Sequence[KernelTime]], graph: Graph) -> dict[str, float]:
+def _by_kernel(profiles: Sequence[Sequence[KernelTime]], graph: Graph) -> dict[str, float]:
     """The median time of each kernel in ``profiles`` that has a signature, by its key."""
     kinds, times = _Kinds(graph), dict[str, list[float]]()
     for kernel in (k for kernels in profiles for k in kernels if k.signature):
@@ -300,21 +300,21 @@ class CastRate:
 _KNOWN: dict[tuple[str, str, Format], CastRate] = {}
 
 
-def measure_casts(engine: Engine, low: Format, book: PriceBook | None = None) -> CastRate:
+def measure_casts(engine: Engine, low: Format, cache: TimingCache | None = None) -> CastRate:
     """The rate on this machine, or the default rate where the engine tells no times of casts.
 
-    Measured once per process, engine, device and format, or taken from ``book``.
+    Measured once per process, engine, device and format, or taken from ``cache``.
     """
     key = engine.name, engine.device, low
     if key not in _KNOWN:
-        _KNOWN[key] = _rate(_cast_times(engine, low, book), low)
+        _KNOWN[key] = _rate(_cast_times(engine, low, cache), low)
     return _KNOWN[key]
 
 
-def _cast_times(engine: Engine, low: Format, book: PriceBook | None) -> list[float]:
+def _cast_times(engine: Engine, low: Format, cache: TimingCache | None) -> list[float]:
     """Seconds of a cast of each of ``_SIZES``; empty if the engine has no such kernel."""
     keys = [f"cast of {size} elements to {low.label}" for size in _SIZES]
-    known = {} if book is None else book.prices(keys)
+    known = {} if cache is None else cache.times(keys)
     if known.keys() == {*keys}:
         return [known[key] for key in keys]
     before = Demand.now()
@@ -329,9 +329,9 @@ def _cast_times(engine: Engine, low: Format, book: PriceBook | None) -> list[flo
         times = [timed(size) for size in _SIZES]
     except EngineError:
         return []  # no kernels in this format: nothing will be cast either
-    if book is not None and all(times):
+    if cache is not None and all(times):
         busy = Demand.now().since(before).is_busy
-        book.add(dict(zip(keys, times, strict=True)), busy=busy)
+        cache.add(dict(zip(keys, times, strict=True)), busy=busy)
     return times
 
 
@@ -355,22 +355,22 @@ def _cast_time_s(session: Session, size: int) -> float:
     return min(times_s) if times_s else 0.0
 
 
-def recalled_speed(engine: Engine, fmt: Format, book: PriceBook | None) -> Capability:
-    """What the engine does in a format, with the speed of earlier runs if ``book`` has it.
+def recalled_speed(engine: Engine, fmt: Format, cache: TimingCache | None) -> Capability:
+    """What the engine does in a format, with the speed of earlier runs if ``cache`` has it.
 
     A format whose probes run, in fp32 or not at all, is probed anew: that takes no time.
     """
     key = f"speed of {fmt.label} in short probes"
-    known = {} if book is None else book.prices([key])
+    known = {} if cache is None else cache.times([key])
     if known:
         recall(engine, fmt, known[key])
     before = Demand.now()
     capability = engine.capability(fmt)
     if (
-        book is not None
+        cache is not None
         and not known
         and capability.speed is not None
         and not capability.reason
     ):
-        book.add({key: capability.speed}, busy=Demand.now().since(before).is_busy)
+        cache.add({key: capability.speed}, busy=Demand.now().since(before).is_busy)
     return capability

@@ -22,7 +22,6 @@ from finecast.engines import (
 )
 from finecast.engines.base import Array, Engine, KernelTime, Session
 from finecast.engines.fallen_apart import FallenApart, fallen_apart
-from finecast.engines.known import title_of
 from finecast.errors import UsageError, in_shell
 from finecast.frontends.keras_models import KERAS_SUFFIX, exported, import_keras, load_keras
 from finecast.measure.environment import environment
@@ -33,6 +32,7 @@ from finecast.naming import Option, convert_options, left_out
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.opening import check_engine, check_options, file_of, opened, runs_in
 from finecast.numbers.formats import Format
+from finecast.plugin import title_of
 from finecast.progress import Progress
 from finecast.reports.base import Report, TextTable
 

@@ -33,7 +33,7 @@ from finecast.engines.loading import exact_session
 from finecast.errors import EngineError
 from finecast.frontends.prepared import PreparedModel
 from finecast.measure.environment import local_target
-from finecast.measure.prices import PriceBook
+from finecast.measure.timing_cache import TimingCache
 from finecast.native.profiles import (
     Profiles,
     kernel_nodes,
@@ -83,9 +83,9 @@ class Times:
         profiles: Profiles,
         engine: Engine,
         facts: Mapping[int, ValueFacts],
-        book: PriceBook | None = None,
+        cache: TimingCache | None = None,
     ) -> Times:
-        """By profiles in an engine, whose kernels make the units; casts by ``book``, too."""
+        """By profiles in an engine, whose kernels make the units; casts by ``cache``, too."""
         graph = planner.graph
         low = {fmt: kernel_nodes(graph, kernels) for fmt, kernels in profiles.low.items()}
         kernels = [
@@ -99,7 +99,7 @@ class Times:
             units=units,
             points=points_of(planner, units, low),
             cost=measured_cost(
-                graph, profiles, partial(measure_casts, engine, book=book), facts, widened
+                graph, profiles, partial(measure_casts, engine, cache=cache), facts, widened
             ),
             errors=profiles.errors,
         )

@@ -26,6 +26,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis
 from finecast.planning.proposing import MAX_STEPS
+from finecast.plugin import title_of
 from finecast.progress import Progress
 from finecast.rules import UserRule
 from finecast.rules.facts import ValueFacts
@@ -111,7 +112,7 @@ class Hinted(Built):
     @property
     def choices(self) -> tuple[tuple[str, Plan], ...]:
         """Names and plans of what the engine lowers under the hint."""
-        fewer = "the hint's formats, its unrounded products in fp32"
+        fewer = "the hint's formats, fp32 for products with fp32 results"
         return ("the hint's formats", self.plan), (fewer, self.exact)
 
 
@@ -202,8 +203,8 @@ class Subject(ABC):
         told: Notes for the user on how the model was read and run, whatever tuning finds.
         study: Where trials and sensitivities are kept for later runs, if anywhere.
         reused: Labels of the formats whose sensitivities were found there.
-        keeps_prices: Whether measured times of kernels are taken from the user's price book
-            and kept there, where kernels are timed at all.
+        uses_timing_cache: Whether measured times of kernels are taken from the user's timing
+            cache and kept there, where kernels are timed at all.
     """
 
     model: OpenedModel
@@ -212,7 +213,7 @@ class Subject(ABC):
     told: Sequence[str] = ()
     study: Study | None = None
     reused: tuple[str, ...] = ()
-    keeps_prices: bool = False
+    uses_timing_cache: bool = False
 
     @property
     @abstractmethod
@@ -393,7 +394,7 @@ class Subject(ABC):
 
     def check_streams(self) -> None:
         """Raise UsageError if requests run one at a time."""
-        where = self.target or self.runner
+        where = self.target or title_of(self.runner)
         raise UsageError(
             f"{where} is run with one request at a time here: its throughput is not measured",
             where="--objective throughput",

@@ -46,6 +46,7 @@ from finecast.native.integers import check_on_integers
 from finecast.native.source import EngineBuilt, Source, VerifyOn
 from finecast.numbers.thresholds import NOTICED
 from finecast.planning.free_rows import free_outputs, matched
+from finecast.plugin import title_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +247,7 @@ def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
     given = {n for n, error in failures.items() if isinstance(error, GivenModelError)}
     every = given == set(failures)
     told = dict.fromkeys(() if every else given, ", even as it was given")
-    where = "; ".join(f"{n}{told.get(n, '')}: {e.what}" for n, e in failures.items())
+    where = "; ".join(f"{title_of(n)}{told.get(n, '')}: {e.what}" for n, e in failures.items())
     if every:
         fix = what_loads_it(failures)
         unverified = "write the conversion unverified with --no-verify"

@@ -16,6 +16,7 @@ from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Choice
 from finecast.planning.range_scaling import RangeScaling, scaled_plan
 from finecast.planning.units import Units
+from finecast.plugin import title_of
 from finecast.rules import Permission
 from finecast.rules.base import DECISION, Reason
 from finecast.rules.folded import settled
@@ -175,9 +176,9 @@ class Planner:
             if len(permission.formats) == 1:
                 asked = f"{node.name!r} is planned in {label}, as was asked"
                 raise EngineError(
-                    f"{asked}, and {self.engine} {does}", fix="let it be fp32, too"
+                    f"{asked}, and {title_of(self.engine)} {does}", fix="let it be fp32, too"
                 )
-            why = f"planned in {label}, {self.engine} {does}"
+            why = f"planned in {label}, {title_of(self.engine)} {does}"
             permissions[node.id] = permission.without(fmt, why)
         return replace(self, permissions=permissions)
 

@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from html import escape
 from pathlib import Path
 from typing import Any, Final
@@ -157,7 +158,7 @@ def output_lines(
     if left_out:
         few = listed(left_out, _LISTED)
         lines.append(
-            f"outputs that are not compared, as copies of inputs or not named by --of: {few}"
+            f"outputs that are not compared (copies of inputs, or left out by --of): {few}"
         )
     return lines
 
@@ -166,7 +167,8 @@ def loss_text(loss: float, deviation: float) -> str:
     """A loss that is expected on other data, with the standard error of that mean."""
     if loss + deviation < _HARDLY:
         return f"less than {_HARDLY}"
-    return f"{loss:.1g} on average (standard error {deviation:.1g})"
+    mean, error = (f"{Decimal(f'{figure:.1g}'):f}" for figure in (loss, deviation))
+    return f"{mean} on average (standard error {error})"
 
 
 def _listed(figures: Mapping[str, float], text: Callable[[float], str]) -> str:

@@ -25,6 +25,7 @@ from finecast.planning.adjustments import Adjustment
 from finecast.planning.contributions import Contributions, PrecisionGroup, precision_groups
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Analysis
+from finecast.plugin import title_of
 from finecast.reports.summary import summary_of
 from finecast.rules.base import DECIDED_BY, Reason
 from finecast.rules.facts import Facts, ValueFacts
@@ -84,6 +85,7 @@ def content_of(sources: Sources) -> dict[str, Any]:
             "digest": plan.digest,
             "policy": plan.policy,
             "engine": plan.engine,
+            "engine_title": title_of(plan.engine),
             "opset": plan.opset,
             "from_type": plan.from_type,
             "by_hint": plan.by_hint,

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from finecast.engines.exact import RELATIVE_ERROR
-from finecast.engines.known import title_of
 from finecast.naming import an, enumerated, excluding, number_of, percent, percents
 from finecast.numbers.thresholds import MODELLED_GAIN
 from finecast.planning.contributions import shared_rest
+from finecast.plugin import title_of
 from finecast.reports.base import loss_text
 
 _MOST_DECISIONS: Final = 3
@@ -95,7 +95,7 @@ def _verdict(content: Mapping[str, Any]) -> str:
     told = f"modelled for {result['target']}" if result.get("target") else "measured"
     return (
         f"With {ops} a call takes {_ms(after['latency_ms'])} instead of"
-        f" {_ms(before['latency_ms'])} ({result['speedup']:.2f} times as fast, {told}),"
+        f" {_ms(before['latency_ms'])} (x{result['speedup']:.2f} as fast, {told}),"
         f" {_counted(result)}and {result['metric']}"
         f" {_kept(before['metric'], after['metric'])}."
     )
@@ -127,7 +127,7 @@ def _speed(content: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     where += f" in {title_of(engine)}" if engine and not result.get("target") else ""
     return (
         f"A call takes {_ms(after['latency_ms'])} instead of {_ms(before['latency_ms'])}:"
-        f" {result['speedup']:.2f} times as fast{_range(result)}, {where},"
+        f" x{result['speedup']:.2f} as fast{_range(result)}, {where},"
         f" {_counted(result)}with"
         f" {_ops(content)}."
     )
@@ -411,7 +411,7 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
         return ""
     own = next((c for c in found["candidates"] if c["plan"] == digest), None)
     # The last race takes longer and is more precise than the first one of all plans.
-    last = _times_as_good(one.get("last_race"), own and own.get("last_race"))
+    last = _times_as_good(one.get("final_benchmark"), own and own.get("final_benchmark"))
     times = last or _times_as_good(one, own)
     predicted = _predicted(one, own)
     if times and times < MODELLED_GAIN:
@@ -421,12 +421,12 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     good, chosen = f"as {_AS_GOOD.get(found['objective'], 'fast')}", "as the chosen one"
     how = "predicted to be faster"
     if times:
-        how = f"{times:.2f} times {good} {chosen}"
+        how = f"x{times:.2f} {good} {chosen}"
         how += f" ({_EQUALLY_FAST})" if last else ""
     elif one.get("gain"):
-        how = f"{one['gain']:.2f} times {good} as {_FP32}"
+        how = f"x{one['gain']:.2f} {good} as {_FP32}"
     elif predicted:
-        how = f"predicted to be {predicted:.2f} times {good} {chosen}"
+        how = f"predicted to be x{predicted:.2f} {good} {chosen}"
     measured = (one.get("measured") or {}).get("relative_error")
     error = f"; its output error is {'' if measured else 'predicted as '}"
     error += _share(one["predicted"]["relative_error"] if measured is None else measured)

@@ -100,7 +100,7 @@ class Adjust(Enum):
         return named
 
 
-_PORTS: Final = {"low": "io_low", "state": "io_state"}
+_PORTS: Final = {"reduced": "io_low", "low": "io_low", "state": "io_state"}
 """Words for inputs and outputs that are named by no name, and the fields that they set."""
 
 
@@ -162,10 +162,10 @@ class Policy:
         convert=lambda given: formats_by_name(given, option="--op"),
     ).field({})
     io: Mapping[str, Format] = Option(
-        help="Types of inputs and outputs. NAME=FORMAT for one, 'low' for all in reduced"
+        help="Types of inputs and outputs. NAME=FORMAT for one, 'reduced' for all in reduced"
         " precision, 'state' to choose that of a cache which the caller keeps between calls."
         " Default: types are kept.",
-        metavar="low|state|NAME=FORMAT",
+        metavar="reduced|state|NAME=FORMAT",
         many=True,
         convert=lambda given: _formats_of_ports(given),
     ).field({})

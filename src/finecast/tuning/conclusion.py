@@ -39,7 +39,7 @@ from finecast.tuning import measuring
 from finecast.tuning.executor import Executor, LostTrialError
 from finecast.tuning.findings import Findings, foretold
 from finecast.tuning.goal import MIN_SPEEDUP, takes
-from finecast.tuning.hint import Anchor, better_alone
+from finecast.tuning.hint import Baseline, better_alone
 from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.result import Measured, Result, Verdict
 from finecast.tuning.search import Candidate, chain, rivals
@@ -51,6 +51,9 @@ _EQUAL: Final = Interval(low=1.0, median=1.0, high=1.0)
 _MOST_OPS: Final = 3000
 _MOST_CONFIRMED: Final = 3
 """Predicted shares that are measured until the largest one known is a measured one."""
+_TOO_SMALL: Final = (
+    "its products save less than the casts around them and the calls of more kernels cost"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +163,7 @@ class Conclusion:
             speedups=measurements.times.speeds(name),
             gain=gain.median,
             gain_spread=gain.high - gain.low,
-            findings=replace(self.findings, last_race=_last_race(measurements)),
+            findings=replace(self.findings, final_benchmark=_final_benchmark(measurements)),
         )
 
     def _foretold(self, found: Candidate) -> float:
@@ -203,7 +206,7 @@ class Conclusion:
         for number, call in enumerate(("a first call", "a step")):
             race = self.measuring.race({call: built}, measuring.BASELINE, call=number)
             if call in race.names and race.speed(call).high < 1:
-                return f"{call} runs at x{race.speed(call).median:.2f} of fp32's speed"
+                return f"{call} is x{race.speed(call).median:.2f} as fast as in fp32"
         return ""
 
     def _parts(self, plan: Plan) -> Mapping[str, float]:
@@ -241,7 +244,7 @@ class Conclusion:
         words, least = self.measuring.objective.words, self.trials.budget.goal.min_speedup
         if least == MIN_SPEEDUP or least <= 1:
             return words.better
-        return f"{least:g} times {words.as_good} as fp32"
+        return f"x{least:g} {words.as_good} as fp32"
 
     def unchanged(self, why: str) -> Result:
         """The outcome that the fp32 model stays, for the reason ``why``."""
@@ -270,7 +273,7 @@ class Conclusion:
 
     def _better_alone(
         self,
-        anchors: Sequence[Anchor],
+        baselines: Sequence[Baseline],
         measurements: Measurements,
         result: Mapping[str, Built],
         metric: float,
@@ -290,7 +293,7 @@ class Conclusion:
             return lambda other: second.between(other, name) if known else _EQUAL
 
         return better_alone(
-            anchors,
+            baselines,
             lambda found: self.trials.no_worse(found, metric),
             lambda other: measurements.costs.between(other, name),
             again,
@@ -303,9 +306,9 @@ class Conclusion:
         """What the fp32 model is called; the model given may be a low one."""
         return self.subject.model.reference_name(self.planner.graph)
 
-    def _anchors(self, measurements: Measurements) -> tuple[Anchor, ...]:
+    def _baselines(self, measurements: Measurements) -> tuple[Baseline, ...]:
         """Metric and time of the models that stand beside the result, on all data."""
-        anchors: list[Anchor] = []
+        baselines: list[Baseline] = []
         for name, built in self.hints.items():
             if name not in measurements.times.names:
                 continue
@@ -315,8 +318,8 @@ class Conclusion:
             except LostTrialError as error:
                 metric = self.trials.lose(name, error)
             self.trials.evaluations += 1
-            anchors.append(
-                Anchor(
+            baselines.append(
+                Baseline(
                     name=name,
                     metric=metric,
                     passed=self.trials.certifier is None and self.trials.passing(metric),
@@ -325,7 +328,7 @@ class Conclusion:
                     how=self._how(built),
                 )
             )
-        return tuple(anchors)
+        return tuple(baselines)
 
     def _how(self, built: Built) -> str:
         """How a model that stands beside the result is run; empty for a model as it is."""
@@ -345,7 +348,7 @@ class Conclusion:
         built: Built | None = None,
         predicted_error: float = 0.0,
     ) -> Result:
-        subject, anchors = self.subject, self._anchors(measurements)
+        subject, baselines = self.subject, self._baselines(measurements)
         result = {} if built is None else {plan.digest: built}
         return Result(
             verdict=Verdict.UNCHANGED if built is None else Verdict.IMPROVED,
@@ -371,9 +374,9 @@ class Conclusion:
                 *subject.model.notes(self.planner),
                 *self._doubted_direction(),
                 *measurements.times.notes,
-                *self._better_alone(anchors, measurements, result, tuned.metric),
+                *self._better_alone(baselines, measurements, result, tuned.metric),
             ),
-            anchors=anchors,
+            baselines=baselines,
             findings=self.findings,
             reused=len(self.trials.reused),
             model=subject.model.model if built is None else built.model,
@@ -435,7 +438,7 @@ def _formats_of(plan: Plan) -> str:
     return f"of {total} {named}{hint}"
 
 
-def _last_race(measurements: Measurements) -> dict[str, tuple[float, float]]:
+def _final_benchmark(measurements: Measurements) -> dict[str, tuple[float, float]]:
     """Gain over fp32 and seconds of a call, by the names of what raced."""
     costs, times = measurements.costs, measurements.times
     names = [n for n in costs.names if n in times.names and n != ANCHOR]
@@ -446,7 +449,7 @@ def _last_race(measurements: Measurements) -> dict[str, tuple[float, float]]:
 _FINER: Final = 0.9
 
 
-def last_race(
+def final_benchmark(
     best: Candidate,
     passed: Sequence[Candidate],
     *,
@@ -496,7 +499,7 @@ def beside_no_gain(speeds: Sequence[Speed]) -> list[str]:
     gaining = ", ".join(one.text for one in speeds if one.gains)
     others = [one.text for one in speeds if not one.gains]
     return (
-        [f"large products by themselves would gain ({gaining})", *others]
+        [f"{_TOO_SMALL}; large products alone would gain ({gaining})", *others]
         if gaining
         else others
     )

@@ -155,8 +155,8 @@ class Findings:
         analysis: The times and errors that plans were chosen by; None if nothing was chosen.
         facts: What calibration data showed of values, by id.
         journal: The measurements of the search, in their order.
-        last_race: Of plans in the last race, by digest: how many times as good as fp32 they
-            were there, and the seconds of a call.
+        final_benchmark: Of plans in the last race, by digest: how many times as good as fp32
+            they were there, and the seconds of a call.
     """
 
     priced: Priced = Priced.TIME
@@ -168,7 +168,7 @@ class Findings:
     analysis: Analysis | None = None
     facts: Mapping[int, ValueFacts] = field(default_factory=dict[int, ValueFacts])
     journal: tuple[SearchStep, ...] = ()
-    last_race: Mapping[str, tuple[float, float]] = field(
+    final_benchmark: Mapping[str, tuple[float, float]] = field(
         default_factory=dict[str, tuple[float, float]]
     )
 
@@ -198,9 +198,11 @@ class Findings:
         if plan.digest not in digests:
             fp32 = math.inf if self.fp32_cost is None else self.fp32_cost
             faster = [c for c in faster if c.cost is None or c.cost < fp32]
-        own = self.last_race.get(plan.digest)
+        own = self.final_benchmark.get(plan.digest)
         if own is not None:
-            ahead = {digest for digest, found in self.last_race.items() if found[0] > own[0]}
+            ahead = {
+                digest for digest, found in self.final_benchmark.items() if found[0] > own[0]
+            }
             slower = self.candidates[len(faster) :]
             faster = [*faster, *(c for c in slower if c.plan.digest in ahead)]
         missed = [c for c in faster if c.passed is False]

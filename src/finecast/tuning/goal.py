@@ -74,7 +74,7 @@ class Objective(Enum):
 class Words:
     """Words for results by an objective.
 
-    A plan may be ``better`` than fp32, ``best``, or N times ``as_good`` as fp32. ``gain`` is
+    A plan may be ``better`` than fp32, ``best``, or xN ``as_good`` as fp32. ``gain`` is
     the heading of the column of N.
     """
 
@@ -399,7 +399,7 @@ class TuneRequest:
         start: A plan of this model, or of an earlier version of it, that is tried first.
         lock: Whether a lock is written beside the model, by which ``verify`` tells elsewhere
             whether the model does the same.
-        price_book: Whether times of kernels are kept for later runs, and taken from earlier.
+        timing_cache: Whether times of kernels are kept for later runs, and taken from earlier.
         execution: Where plans are evaluated.
         progress: Told of each step.
     """
@@ -445,9 +445,9 @@ class TuneRequest:
         flags=("--no-lock",),
         kind=bool,
     ).field(True)
-    price_book: bool = Option(
+    timing_cache: bool = Option(
         help="Profile every kernel anew, and keep no times in the timing cache.",
-        flags=("--no-price-book",),
+        flags=("--no-timing-cache",),
         kind=bool,
     ).field(True)
     execution: Execution = field(default_factory=Execution)

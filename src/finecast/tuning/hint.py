@@ -1,7 +1,7 @@
-"""What an engine lowers by itself: a candidate like any other, and an anchor for the result.
+"""What an engine lowers by itself: a candidate like any other, and a baseline for the result.
 
 A user may set the engine's own precision hint instead of tuning. What the engine then lowers
-is stated as a plan, which is a candidate; and the fp32 model under that hint, the anchor, is
+is stated as a plan, which is a candidate; and the fp32 model under that hint, the baseline, is
 evaluated and timed beside the tuned model.
 """
 
@@ -21,7 +21,7 @@ from finecast.tuning.goal import MIN_SPEEDUP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anchor:
+class Baseline:
     """What a user gets without tuning, measured like the result and beside it.
 
     ``cost`` is what the objective counts, and ``how`` says how it is run, unless it is run as
@@ -38,7 +38,7 @@ class Anchor:
 
 
 def better_alone(
-    anchors: Sequence[Anchor],
+    baselines: Sequence[Baseline],
     no_worse: Callable[[float], bool],
     beside: Callable[[str], Interval],
     again: Callable[[Sequence[str]], Callable[[str], Interval]],
@@ -46,34 +46,36 @@ def better_alone(
     result: str,
     cost: float,
 ) -> tuple[str, ...]:
-    """A text for each anchor that is faster than the result for certain, and as accurate.
+    """A text for each baseline that is faster than the result for certain, and as accurate.
 
     Law: less than what counts as faster is no advice, and nothing is said that one race alone
-    shows. Anchors that may be faster race again with
+    shows. Baselines that may be faster race again with
     the result, and are named if that race shows for certain what the first one suggests. How
     much faster they are is said by the first race, whose times stand beside the result's.
 
     Args:
-        anchors: The anchors.
+        baselines: The baselines.
         no_worse: Whether a metric is at least as good as the result's.
-        beside: The cost of an anchor over the result's, by its name, in the first race.
-        again: Races the anchors of these names once more; gives the same of that race.
+        beside: The cost of a baseline over the result's, by its name, in the first race.
+        again: Races the baselines of these names once more; gives the same of that race.
         result: What the result is called: the fp32 model, where no plan was taken.
         cost: The cost of the result in the first race.
     """
-    good = [anchor for anchor in anchors if anchor.passed and no_worse(anchor.metric)]
-    doubtful = [anchor.name for anchor in good if beside(anchor.name).low < 1]
+    good = [
+        baseline for baseline in baselines if baseline.passed and no_worse(baseline.metric)
+    ]
+    doubtful = [baseline.name for baseline in good if beside(baseline.name).low < 1]
     if not doubtful:
         return ()
     second = again(doubtful)
-    how = {anchor.name: f": {anchor.how}" if anchor.how else "" for anchor in good}
+    how = {baseline.name: f": {baseline.how}" if baseline.how else "" for baseline in good}
     return tuple(
-        f"{anchor.name} is {cost / anchor.cost - 1:.1%} faster than {result} and no less"
-        f" accurate: use it instead{how[anchor.name]}"
-        for anchor in good
-        if anchor.name in doubtful
-        and anchor.cost * MIN_SPEEDUP <= cost
-        and second(anchor.name).high < 1
+        f"{baseline.name} is {cost / baseline.cost - 1:.1%} faster than {result} and no less"
+        f" accurate: use it instead{how[baseline.name]}"
+        for baseline in good
+        if baseline.name in doubtful
+        and baseline.cost * MIN_SPEEDUP <= cost
+        and second(baseline.name).high < 1
     )
 
 

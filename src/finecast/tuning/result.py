@@ -14,7 +14,6 @@ from finecast.data.metrics import ExpectedLoss
 from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
 from finecast.engines.exact import RELATIVE_ERROR
-from finecast.engines.known import title_of
 from finecast.engines.usage import Inputs, how_to_run, in_memory_notes
 from finecast.errors import UsageError, in_shell
 from finecast.measure.environment import environment
@@ -31,13 +30,14 @@ from finecast.planning.contributions import Contributions
 from finecast.planning.kept_products import KeptProducts
 from finecast.planning.plan import Decision, Plan
 from finecast.planning.problem import Priced
+from finecast.plugin import title_of
 from finecast.reports import drawing
 from finecast.reports.base import Report, TextTable
 from finecast.reports.content import Sources, content_of
 from finecast.reports.plan_report import PlanReport
 from finecast.tuning.findings import Findings, Found
 from finecast.tuning.goal import Objective
-from finecast.tuning.hint import Anchor
+from finecast.tuning.hint import Baseline
 from finecast.tuning.summary import (
     TF32_TIMES,
     comparison,
@@ -78,7 +78,7 @@ class InOtherEngine:
         engine = title_of(self.engine)
         if self.speed is None:
             return f"this file does not run in {engine}: {self.why}"
-        times = f"{self.speed.median:.2f} times as fast"
+        times = f"x{self.speed.median:.2f}"
         if self.speed.high < 1:
             return f"this file is slower than fp32 in {engine}: {times}"
         if self.speed.low > 1:
@@ -202,7 +202,7 @@ class Result(Report):
         reused: How many of the trials an earlier run made.
         stale: Files beside the output that an earlier run left and this one did not replace.
         built: What the plan gave; None where it is unchanged or was not tuned.
-        anchors: Models that the engine lowers by itself, without tuning.
+        baselines: Models that the engine lowers by itself, without tuning.
         findings: What the search considered: frontier, sensitivities and candidates.
         engine: What it was measured in, as ``NAME:DEVICE``; empty if not tuned.
         engine_times: How fast the fp32 model is by engine, the preferred one first; empty
@@ -262,7 +262,7 @@ class Result(Report):
     reused: int = 0
     stale: tuple[Path, ...] = ()
     built: Built | None = None
-    anchors: tuple[Anchor, ...] = ()
+    baselines: tuple[Baseline, ...] = ()
     findings: Findings = field(default_factory=Findings)
     engine: str = ""
     engine_times: Sequence[EngineTime] = ()
@@ -306,7 +306,7 @@ class Result(Report):
             lines.append(f"{self.reference}: {self.baseline.text(self.metric)}{timed}")
             if self.improved:
                 words = self.objective.words
-                faster = f"{self.gain:.2f} times {words.as_good} as {self.reference}"
+                faster = f"x{self.gain:.2f} {words.as_good} as {self.reference}"
                 apart = speeds_apart(self)
                 faster += f" ({apart})" if apart else ""
                 lines.append(f"tuned: {self.tuned.text(self.metric)}, {faster}")
@@ -566,7 +566,7 @@ class Result(Report):
             "candidates": [self._found(one) for one in findings.candidates],
             "kept_products": None if kept is None else asdict(kept),
             "next_faster": None if faster is None else self._found(faster),
-            "anchors": [
+            "baselines": [
                 {
                     "name": a.name,
                     "metric": a.metric,
@@ -574,7 +574,7 @@ class Result(Report):
                     **_counted(a.cost, self.objective),
                     "passed": a.passed,
                 }
-                for a in self.anchors
+                for a in self.baselines
             ],
             "trials": [
                 {
@@ -598,13 +598,13 @@ class Result(Report):
 
         ``measured`` has nulls where the plan was never run, as most steps of a frontier are
         not. ``gain`` is how many times as good as fp32 it was in the first races, by the
-        objective; ``last_race`` has the same of the last race, None if it was not in it;
+        objective; ``final_benchmark`` has the same of the last race, None if it was not in it;
         ``changes`` are the formats of the nodes that have another one in the result. The
         result's own plan has the error that the result has, which is of more samples.
         """
         own, findings = labels(self.plan), self.findings
         formats = labels(one.plan)
-        last = findings.last_race.get(one.plan.digest)
+        last = findings.final_benchmark.get(one.plan.digest)
         chosen = self.improved and one.plan.digest == self.plan.digest
         error = self.measured_error if chosen else one.error
         changed = (
@@ -620,7 +620,7 @@ class Result(Report):
             "measured": {**_cost(one.cost, findings), "relative_error": error},
             "latency_ms": None if one.latency_s is None else one.latency_s * 1e3,
             "gain": findings.gain(one),
-            "last_race": None
+            "final_benchmark": None
             if last is None
             else {"gain": last[0], "latency_ms": last[1] * 1e3},
             "casts": one.casts,
@@ -645,7 +645,7 @@ def _verified_lines(checked: Verified) -> list[str]:
     lines: list[str] = []
     if checked.relative_error is not None:
         error = f"relative error {percent(checked.relative_error)} against {checked.reference}"
-        lines.append(f"verified in {checked.engine}: {error}")
+        lines.append(f"verified in {title_of(checked.engine)}: {error}")
     lines += checked.decided
     return lines + ([f"note: {checked.note}"] if checked.note else [])
 

@@ -17,6 +17,7 @@ from finecast.native.subject import Examined
 from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.planning.problem import Proposal
+from finecast.plugin import title_of
 from finecast.rules.policy import Adjust, Policy
 from finecast.tuning.goal import MIN_SPEEDUP
 from finecast.tuning.measuring import Measuring
@@ -218,7 +219,9 @@ class Corrections:
         """
         asked = policy.adjust
         if asked and Adjust.BIAS in asked and Adjust.BIAS not in examined.adjusts:
-            raise no_adjustments(Adjust.BIAS, f"to run in {measuring.subject.runner}")
+            raise no_adjustments(
+                Adjust.BIAS, f"to run in {title_of(measuring.subject.runner)}"
+            )
         wanted = asked is None or Adjust.BIAS in asked
         return cls(measuring=measuring, examined=examined, wanted=wanted)
 

@@ -16,19 +16,19 @@ from finecast.data.metrics import ExpectedLoss
 from finecast.devices.targets import load_target
 from finecast.diagnosis.explanation import groups
 from finecast.engines.exact import RELATIVE_ERROR
-from finecast.engines.known import title_of
 from finecast.measure.environment import cpu_label, environment
 from finecast.naming import enumerated, number_of, percent
 from finecast.native.engine_times import CLEAR
 from finecast.numbers.formats import Format
 from finecast.planning.contributions import Contributions
+from finecast.plugin import title_of
 from finecast.reports.base import TextTable, loss_text, output_lines
 from finecast.reports.summary import kept_here, next_faster, prediction_off
 from finecast.terminal import Verbatim
 from finecast.tuning.goal import MIN_SPEEDUP, Objective
 
 if TYPE_CHECKING:
-    from finecast.tuning.hint import Anchor
+    from finecast.tuning.hint import Baseline
     from finecast.tuning.result import Measured, Result
 
 TF32_TIMES: Final = (
@@ -77,7 +77,7 @@ def comparison(result: Result) -> TextTable:
     latency = result.objective is Objective.LATENCY
     gained = () if latency else (result.objective.words.gain,)
 
-    def row(name: str, one: Measured | Anchor, size_bytes: int, gain: float) -> list[str]:
+    def row(name: str, one: Measured | Baseline, size_bytes: int, gain: float) -> list[str]:
         figures = [
             f"{one.metric:.6g}",
             f"{one.latency_s * 1e3:.3f}",
@@ -92,7 +92,8 @@ def comparison(result: Result) -> TextTable:
     if result.improved:
         rows.append(row("tuned", tuned, tuned.size_bytes, result.gain))
     rows += [
-        row(_named(a, result), a, fp32.size_bytes, fp32.cost / a.cost) for a in result.anchors
+        row(_named(a, result), a, fp32.size_bytes, fp32.cost / a.cost)
+        for a in result.baselines
     ]
     right = (*heads, *gained)
     return TextTable(
@@ -119,28 +120,28 @@ def _elsewhere(result: Result, expected: ExpectedLoss) -> str:
     )
 
 
-def _named(anchor: Anchor, result: Result) -> str:
-    """An anchor's name, and why it is not taken, or how it becomes a plan."""
-    if not anchor.passed and kept_here(anchor.metric, result.conditions):
+def _named(baseline: Baseline, result: Result) -> str:
+    """A baseline's name, and why it is not taken, or how it becomes a plan."""
+    if not baseline.passed and kept_here(baseline.metric, result.conditions):
         certified = result.conditions.get("confidence") is not None
         reason = "not certified" if certified else "may lose too much on new data"
-        return f"{anchor.name} ({reason})"
-    if not anchor.passed:
-        return f"{anchor.name} (loses too much)"
-    as_plan = _as_plan(anchor, result)
-    return f"{anchor.name} ({as_plan})" if as_plan else anchor.name
+        return f"{baseline.name} ({reason})"
+    if not baseline.passed:
+        return f"{baseline.name} (loses too much)"
+    as_plan = _as_plan(baseline, result)
+    return f"{baseline.name} ({as_plan})" if as_plan else baseline.name
 
 
-def _as_plan(anchor: Anchor, result: Result) -> str:
-    """How an anchor becomes a plan that is faster than the result; empty for no such anchor.
+def _as_plan(baseline: Baseline, result: Result) -> str:
+    """How a baseline becomes a plan that is faster than the result; empty if it does not.
 
     ONNX for OpenVINO states no plan by the engine's hint; OpenVINO's IR does.
     """
     asked, engine = result.asked, result.plan.engine.partition(":")[0]
     if asked is None or engine != "openvino" or asked.suffix.lower() != ".onnx":
         return ""
-    faster = anchor.cost * MIN_SPEEDUP <= result.tuned.cost
-    if not anchor.passed or "hint" not in anchor.name or not faster:
+    faster = baseline.cost * MIN_SPEEDUP <= result.tuned.cost
+    if not baseline.passed or "hint" not in baseline.name or not faster:
         return ""
     return f"-o {asked.stem}.xml makes it a plan"
 
@@ -166,7 +167,7 @@ def _chosen_engine(result: Result) -> list[str]:
         )
     alone = own.gain_of_one_thread
     if alone > 1:
-        lines.append(f"fp32 is {alone:.2f} times as fast on one thread as on all")
+        lines.append(f"fp32 is x{alone:.2f} as fast on one thread as on all")
     return lines
 
 
@@ -174,9 +175,9 @@ def _better_as_ir(result: Result) -> list[str]:
     """That the output in OpenVINO's own form would be much faster."""
     than = "this .onnx" if result.improved else "fp32"
     forms = [
-        f"-o {result.asked.stem}.xml would be {result.tuned.cost / a.cost:.2f} times as fast"
+        f"-o {result.asked.stem}.xml would be x{result.tuned.cost / a.cost:.2f} as fast"
         f" as {than}, by {a.name}"
-        for a in result.anchors
+        for a in result.baselines
         if result.asked and _as_plan(a, result) and result.tuned.cost / a.cost > _MUCH
     ]
     return forms[:1]
@@ -222,7 +223,7 @@ def notes(result: Result) -> list[str]:
         near = preferred.engine == result.engine and any(
             other.call_s < preferred.call_s for other in others
         )
-        kept = f"{title_of(preferred.engine)} is kept unless another is {CLEAR} times as fast"
+        kept = f"{title_of(preferred.engine)} is kept unless another is x{CLEAR} as fast"
         why = f"; {kept}" if near else ""
         compared = f"a call of fp32 in a quick comparison of engines: {times}{why}"
         lines.append(f"{compared}; choose by --engine")
@@ -351,7 +352,7 @@ def _files(result: Result) -> list[str]:
     if not result.improved:
         kept = [path for path in result.files if path.exists()]  # no study without trials
         wrote = [f"wrote {enumerated(kept)}"] if kept else []
-        hints = [f"{a.name}: {how}" for a in result.anchors if (how := _as_plan(a, result))]
+        hints = [f"{a.name}: {how}" for a in result.baselines if (how := _as_plan(a, result))]
         use = "; or ".join(("use the model given", *hints))
         return [*wrote, f"no model was written: {use}"]
     samples = result.lock.with_suffix(".npz") if result.lock is not None else None

@@ -21,6 +21,7 @@ from finecast.engines.probe import drop_slow_formats
 from finecast.errors import EngineError, Unfit, WrongNumbersError
 from finecast.graph import Node
 from finecast.measure.timing import now_s, pass_over
+from finecast.native.conversion_notes import commonest_verdict
 from finecast.native.orders import OrderSpread
 from finecast.native.subject import Built, Examined, Hinted, Subject, UserRules
 from finecast.numbers.formats import Format
@@ -35,7 +36,7 @@ from finecast.rules.policy import Policy
 from finecast.tuning import measuring
 from finecast.tuning.belief import Belief
 from finecast.tuning.certifying import certifier_of
-from finecast.tuning.conclusion import Conclusion, last_race
+from finecast.tuning.conclusion import Conclusion, final_benchmark
 from finecast.tuning.executor import Executor, LocalExecutor
 from finecast.tuning.findings import SearchStep, findings
 from finecast.tuning.goal import ANY_SPEEDUP, MIN_SPEEDUP, Budget, Goal
@@ -318,8 +319,11 @@ class _Tuning:
 
     def run(self) -> Result:
         if not self.examined.planner.is_free:
+            ops, why = commonest_verdict(self.examined.planner.highest())
+            verdict = f" ({ops}: {why})" if why else ""
             return self._unchanged(
-                "no op may have a lower format here: finecast explain MODEL says why of each"
+                f"no op may have a lower format here{verdict}: finecast explain MODEL says why"
+                " of each"
             )
         try:
             proposals = self._right_proposals()
@@ -355,7 +359,7 @@ class _Tuning:
                 if not held:
                     return self._unchanged(f"no plan is certified: {unproven}")
                 best = min(held, key=lambda c: c.cost)
-            best, measurements = self._last_race(loop, best)
+            best, measurements = self._final_benchmark(loop, best)
             if self._gains(best, measurements):
                 built = models.build(best.plan)
                 measurements = self._conclusion.confirmed(built, measurements)
@@ -479,7 +483,7 @@ class _Tuning:
     def measuring(self) -> Measuring:
         return self.models.measuring
 
-    def _last_race(self, loop: Loop, best: Candidate) -> tuple[Candidate, Measurements]:
+    def _final_benchmark(self, loop: Loop, best: Candidate) -> tuple[Candidate, Measurements]:
         """The best of the plans that passed, and the measurements that tell its speed.
 
         Where the engine's hint alone is faster, the plans of what it lowers are measured, too:
@@ -521,7 +525,7 @@ class _Tuning:
             passed = chain(passed, models.fp32, models.min_speedup)
         for one in (best, *passed):
             models.build(one.plan)
-        best, measurements = last_race(
+        best, measurements = final_benchmark(
             best,
             passed,
             fp32=models.fp32,

@@ -65,7 +65,7 @@ def points_of(found: Mapping[str, Any]) -> list[PlotPoint]:
     for plan in found["candidates"]:
         errors = (plan["measured"]["relative_error"], plan["predicted"]["relative_error"])
         error = next((e for e in errors if e is not None), None)
-        last = plan.get("last_race")
+        last = plan.get("final_benchmark")
         latency_ms = last["latency_ms"] if last else scale * (plan["latency_ms"] or 0.0)
         if latency_ms and error is not None:
             kind = {None: "timed", True: "passed", False: "failed"}[plan["passed"]]
@@ -84,17 +84,17 @@ def _last_over_first(found: Mapping[str, Any]) -> float:
     differs by some percent.
     """
     for plan in found["candidates"]:
-        if not plan["changes"] and plan.get("last_race") and plan["latency_ms"]:
-            ratio: float = plan["last_race"]["latency_ms"] / plan["latency_ms"]
+        if not plan["changes"] and plan.get("final_benchmark") and plan["latency_ms"]:
+            ratio: float = plan["final_benchmark"]["latency_ms"] / plan["latency_ms"]
             return ratio
     return 1.0
 
 
-def anchors_of(found: Mapping[str, Any]) -> list[tuple[str, float]]:
+def baselines_of(found: Mapping[str, Any]) -> list[tuple[str, float]]:
     """What the engine lowers by itself: name and speed. Its output error is not measured."""
     baseline = found["baseline"]["latency_ms"]
     return [
-        (a["name"], baseline / a["latency_ms"]) for a in found["anchors"] if a["latency_ms"]
+        (a["name"], baseline / a["latency_ms"]) for a in found["baselines"] if a["latency_ms"]
     ]
 
 
@@ -120,16 +120,16 @@ def picture(found: Mapping[str, Any], title: str) -> str:
         found: What ``tune --json`` prints.
         title: The line above the picture, such as the model's name.
     """
-    points, predicted, anchors = points_of(found), predicted_of(found), anchors_of(found)
+    points, predicted, baselines = points_of(found), predicted_of(found), baselines_of(found)
     errors = [p.error for p in points] + [error for error, _ in predicted]
-    speeds = [p.speed for p in points] + [speed for _, speed in (*predicted, *anchors)]
+    speeds = [p.speed for p in points] + [speed for _, speed in (*predicted, *baselines)]
     scale = _Scale.of(errors, speeds)
     line = " ".join(f"{scale.x(e):.1f},{scale.y(s):.1f}" for e, s in predicted)
     parts = [
         f'<text class="title" x="{_LEFT}" y="22">{_text(title)}</text>',
         *scale.axes(),
         f'<polyline class="predicted" points="{line}"/>',
-        *(_level(scale, name, speed) for name, speed in anchors),
+        *(_level(scale, name, speed) for name, speed in baselines),
         *(_dot(scale, p) for p in points),
         *_chosen(scale, points, found),
         *_legend(points, dashed=bool(predicted)),
@@ -170,7 +170,7 @@ class _Scale:
         for speed in _ticks(self.low, self.high):
             y = self.y(speed)
             yield f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            yield _label(_LEFT - 8, y + 4, f"{speed:.4g}x", "end")
+            yield _label(_LEFT - 8, y + 4, f"x{speed:.4g}", "end")
         for error in _ticks(0.0, self.error):
             x = self.x(error)
             yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>'
@@ -193,7 +193,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _dot(scale: _Scale, point: PlotPoint) -> str:
-    told = f"{point.name}: {point.speed:.2f} times as fast as fp32, error {point.error:.2%}"
+    told = f"{point.name}: x{point.speed:.2f} as fast as fp32, error {point.error:.2%}"
     return (
         f'<circle class="{point.kind}" cx="{scale.x(point.error):.1f}"'
         f' cy="{scale.y(point.speed):.1f}" r="5"><title>{_text(told)}</title></circle>'
@@ -204,7 +204,7 @@ def _level(scale: _Scale, name: str, speed: float) -> str:
     """A line at the speed of an anchor."""
     y, right = scale.y(speed), _WIDTH - _RIGHT
     line = f'<line class="anchor" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-    return line + _label(right, y - 5, f"{name}: {speed:.2f}x", "end")
+    return line + _label(right, y - 5, f"{name}: x{speed:.2f}", "end")
 
 
 def _chosen(
@@ -219,7 +219,7 @@ def _chosen(
         anchor = "end" if x > _WIDTH * 0.75 else "start"
         at = x - 14 if anchor == "end" else x + 14
         yield f'<circle class="chosen" cx="{x:.1f}" cy="{y:.1f}" r="9"/>'
-        yield _label(at, y + 20, f"chosen: {best.speed:.2f}x", anchor)
+        yield _label(at, y + 20, f"chosen: x{best.speed:.2f}", anchor)
 
 
 def _legend(points: Sequence[PlotPoint], *, dashed: bool) -> Iterable[str]:

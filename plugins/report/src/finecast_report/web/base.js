@@ -34,7 +34,7 @@ const ms = (x) =>
   !isNumber(x) ? "–" : Math.abs(x) >= 1 ? digits(x) + " ms" : digits(1000 * x) + " µs";
 const percent = (x) => (isNumber(x) ? digits(100 * x) + "%" : "–");
 const megabytes = (x) => (isNumber(x) ? (x / 1e6).toFixed(2) + " MB" : "–");
-const times = (x) => (isNumber(x) ? "×" + x.toFixed(2) : "–");
+const times = (x) => (isNumber(x) ? "x" + x.toFixed(2) : "–");
 const count = (n, noun) => n.toLocaleString("en") + " " + noun + (n === 1 ? "" : "s");
 const shape = (dims) => (dims === null ? "?" : dims.map((d) => (d === null ? "?" : d)).join("×") || "one number");
 // A long name without its middle, so that both its start and its end tell it apart.
@@ -65,6 +65,8 @@ const ranElsewhere = (op) => Boolean(op.ran && op.type && plain(op.ran) !== plai
 
 // Plans write microseconds as "us".
 const micro = (text) => text.replace(/(\d) us\b/g, "$1 µs");
+// A sentence in which no line ends within the name of an option.
+const sentence = (text) => micro(text).split(/(--[a-z-]+)/).map((part, i) => (i % 2 ? el("span", { class: "together" }, part) : part));
 function reasonsOf(op) {
   return (op.deciding || []).map((i) => micro(data.reasons[i].text)).filter(Boolean).join("; ");
 }

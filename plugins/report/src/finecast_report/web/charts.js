@@ -22,8 +22,8 @@ function ticks(low, high) {
 function plansOf() {
   // The chosen plan stands where the last race measured it. Plans that were in the first races
   // alone keep their distance from it there: figures of two races differ by some percent.
-  const own = found.candidates.find((plan) => plan.plan === data.plan.digest && plan.last_race) || null;
-  const scaled = (plan, of) => (!isNumber(plan[of]) ? null : own && own[of] && isNumber(own.last_race[of]) ? (plan[of] * own.last_race[of]) / own[of] : plan[of]);
+  const own = found.candidates.find((plan) => plan.plan === data.plan.digest && plan.final_benchmark) || null;
+  const scaled = (plan, of) => (!isNumber(plan[of]) ? null : own && own[of] && isNumber(own.final_benchmark[of]) ? (plan[of] * own.final_benchmark[of]) / own[of] : plan[of]);
   const tried = new Map(found.trials.map((t) => [t.plan, t]));
   return found.candidates.map((plan) => {
     const trial = tried.get(plan.plan) || {};
@@ -33,9 +33,9 @@ function plansOf() {
       metric,
       error: (plan.measured || {}).relative_error ?? plan.predicted.relative_error,
       measured: isNumber((plan.measured || {}).relative_error), // absent where it was not run
-      last: Boolean(plan.last_race),
-      gain: plan.last_race ? plan.last_race.gain : scaled(plan, "gain"),
-      ms: plan.last_race ? plan.last_race.latency_ms : scaled(plan, "latency_ms"), casts: plan.casts, changes: plan.changes,
+      last: Boolean(plan.final_benchmark),
+      gain: plan.final_benchmark ? plan.final_benchmark.gain : scaled(plan, "gain"),
+      ms: plan.final_benchmark ? plan.final_benchmark.latency_ms : scaled(plan, "latency_ms"), casts: plan.casts, changes: plan.changes,
       kind: passed === null ? "timed" : passed ? "passed" : uncertified(metric) ? "uncertified" : "failed",
       chosen: found.verdict === "improved" && plan.plan === data.plan.digest,
     };
@@ -54,9 +54,9 @@ function frontierChart(plans) {
   const whole = data.kernels.fp32 ? Math.max(sum(data.kernels.fp32.map((k) => k.ms)), first) : base;
   const line = !isNumber(first) || found.objective !== "latency" ? [] : found.frontier.map((s) =>
     ({ error: s.predicted.relative_error, gain: whole / Math.max(s.predicted.ms + whole - first, 1e-9) }));
-  const anchors = found.anchors.filter((a) => a.latency_ms).map((a) =>
+  const baselines = found.baselines.filter((a) => a.latency_ms).map((a) =>
     ({ name: a.name, gain: base / a.latency_ms, passed: a.passed }));
-  const gains = [...shown, ...line, ...anchors].map((p) => p.gain).filter(isNumber);
+  const gains = [...shown, ...line, ...baselines].map((p) => p.gain).filter(isNumber);
   const right = Math.max(...[...shown, ...line].map((p) => p.error).filter(isNumber)) * 1.08 || 1;
   const step = tick(Math.max(...gains) - Math.min(...gains));
   const low = Math.floor(Math.min(...gains) / step) * step;
@@ -66,7 +66,7 @@ function frontierChart(plans) {
   const parts = [];
   for (const g of ticks(low, high))
     parts.push(svg("line", { class: "grid", x1: L, x2: W - R, y1: y(g), y2: y(g) }),
-      svg("text", { x: L - 8, y: y(g) + 4, "text-anchor": "end" }, "×" + digits(g)));
+      svg("text", { x: L - 8, y: y(g) + 4, "text-anchor": "end" }, "x" + digits(g)));
   for (const e of ticks(0, right).filter((_, i) => !NARROW || i % 2 === 0))
     parts.push(svg("line", { class: "grid", x1: x(e), x2: x(e), y1: T, y2: H - B }),
       svg("text", { x: x(e), y: H - B + 18, "text-anchor": "middle" }, percent(e)));
@@ -74,7 +74,7 @@ function frontierChart(plans) {
     svg("text", { x: 4, y: 18, class: "soft" }, found.objective === "latency" ? "speed, fp32 is 1" : "gain, fp32 is 1"));
   if (line.length > 1)
     parts.push(svg("polyline", { class: "step", points: line.map((p) => x(p.error) + "," + y(p.gain)).join(" ") }));
-  for (const a of anchors)
+  for (const a of baselines)
     parts.push(svg("line", { class: "anchor", x1: L, x2: W - R, y1: y(a.gain), y2: y(a.gain) }),
       beside(`${a.name}: ${times(a.gain)}`, y(a.gain), shown.map((p) => [x(p.error), y(p.gain)]), L, W - R));
   for (const p of shown) {

@@ -43,9 +43,9 @@ function header() {
     if (found.relative_error) tiles.push(tile("error of the output", measuredError, measuredError === predictedError ? null : `predicted ${predictedError}`));
     tiles.push(tile("effort", count(found.evaluations, "evaluation"), `on all data; ${count(found.probes, "run")} for the error of single ops; ${digits(found.seconds)} s`));
   }
-  if (data.machine) tiles.push(tile("machine", data.machine.cpu || "not known", `${count(data.machine.cores || 0, "core")}, ${data.plan.engine} ${(data.machine.libraries || {})[data.plan.engine] || ""}`));
+  if (data.machine) tiles.push(tile("machine", data.machine.cpu || "not known", `${count(data.machine.cores || 0, "core")}, ${data.plan.engine_title} ${(data.machine.libraries || {})[data.plan.engine] || ""}`));
   fill(document.getElementById("top"), {}, [
-    el("h1", {}, data.model.name), (answers.length ? answers : [data.summary.verdict]).map((text) => el("p", { class: "verdict" }, micro(text))),
+    el("h1", {}, data.model.name), (answers.length ? answers : [data.summary.verdict]).map((text) => el("p", { class: "verdict" }, sentence(text))),
     (asked.timing_notes || []).map((note) => el("p", { class: "warn" }, "Warning: ", note, ".")),
     conditions(), el("dl", { class: "tiles" }, tiles)]);
 }
@@ -69,7 +69,7 @@ function plansSection() {
   const rows = [...plans].sort((a, b) => (b.gain || 0) - (a.gain || 0)).map((p) => [
     p.chosen ? el("strong", {}, p.name + " (chosen)") : p.name, [times(p.gain), races && !p.last ? el("small", {}, " first benchmark") : ""], ms(p.ms), percent(p.error) + (p.measured ? "" : " predicted"), digits(p.metric, 6),
     el("span", { class: p.kind === "passed" ? "good" : ["failed", "uncertified"].includes(p.kind) ? "bad" : "soft" }, WORDS[p.kind]), p.changes ? count(p.changes, "op") : "–"]);
-  const anchors = found.anchors.map((a) => [a.name, times(found.baseline.latency_ms / a.latency_ms), ms(a.latency_ms), "–", digits(a.metric, 6), WORDS[a.passed ? "passed" : uncertified(a.metric) ? "uncertified" : "failed"], "–"]);
+  const baselines = found.baselines.map((a) => [a.name, times(found.baseline.latency_ms / a.latency_ms), ms(a.latency_ms), "–", digits(a.metric, 6), WORDS[a.passed ? "passed" : uncertified(a.metric) ? "uncertified" : "failed"], "–"]);
   const fp32 = [[FP32, times(1), ms(found.baseline.latency_ms), percent(0), digits(found.baseline.metric, 6), "the model as given", "–"]];
   return [
     el("p", {}, `A plan has to stay within ${accuracy} on all data.`), el("p", {}, data.summary.next_faster),
@@ -78,8 +78,8 @@ function plansSection() {
       "The ring is what was chosen, the dashed line what was predicted. A dotted line is the fp32 model under the engine's own precision hint, a setting by which it chooses reduced precision by itself, without a plan.",
       races ? " In a benchmark models run in turns, call by call. Plans of the final benchmark stand at what that measured. The others were in the first benchmark alone: they stand at their speed there, relative to the chosen plan." : "",
       plans.some((p) => /^(plan|step) \d/.test(p.name)) ? " Plans are numbered by predictions, from the most exact plan to the fastest: measured errors and times may have another order." : "")),
-    el("details", {}, el("summary", {}, `The same as a table: ${count(plans.length, "plan")}${anchors.length ? ", and " + found.anchors.map((a) => a.name).join(", ") : ""}`),
-      table(["plan", found.objective === "latency" ? "speed" : "gain", "a call", "output error", found.metric, "on all data", "differs in"], [...fp32, ...rows, ...anchors], [1, 2, 4]))];
+    el("details", {}, el("summary", {}, `The same as a table: ${count(plans.length, "plan")}${baselines.length ? ", and " + found.baselines.map((a) => a.name).join(", ") : ""}`),
+      table(["plan", found.objective === "latency" ? "speed" : "gain", "a call", "output error", found.metric, "on all data", "differs in"], [...fp32, ...rows, ...baselines], [1, 2, 4]))];
 }
 
 function journalSection() {

@@ -76,8 +76,8 @@ class TensorFlowEngine(Engine):
     lowers_by_hint = True
     tells_kernels = True
     untried = (
-        "TensorFlow has no fast int8 here: for an output NAME.xml, which OpenVINO runs, int8"
-        " is tried, too"
+        "int8 was not tried, as TensorFlow has no fast int8 here; -o NAME.xml writes a model"
+        " for OpenVINO, in which it is tried"
     )
 
     def __init__(self, device: str = "CPU") -> None:

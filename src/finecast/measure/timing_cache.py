@@ -30,16 +30,17 @@ from typing import Any, Final
 from finecast.errors import FinecastError
 from finecast.measure.environment import cpu_label, environment
 from finecast.measure.timing import Demand
+from finecast.plugin import title_of
 
 _VERSION: Final = 1
 _APPLICATION: Final = int.from_bytes(b"fcpb")
-_PRICES: Final = """CREATE TABLE prices (
+_KERNELS: Final = """CREATE TABLE prices (
     machine TEXT NOT NULL, kernel TEXT NOT NULL, samples TEXT NOT NULL,
     used_s INTEGER NOT NULL, PRIMARY KEY (machine, kernel)
 )"""
 _TABLES: Final = (
     "CREATE TABLE machines (digest TEXT PRIMARY KEY, label TEXT NOT NULL)",
-    _PRICES,
+    _KERNELS,
     "CREATE INDEX by_use ON prices (used_s)",
 )
 _SAMPLES: Final = (
@@ -54,10 +55,10 @@ _TRIM: Final = (
     "DELETE FROM prices WHERE rowid IN"
     " (SELECT rowid FROM prices ORDER BY used_s DESC, rowid DESC LIMIT -1 OFFSET ?)"
 )
-# Prices that are kept, those used last: some 20 MB. A net of a hundred kernels in four formats
+# Times that are kept, those used last: some 20 MB. A net of a hundred kernels in four formats
 # has 400 at most.
-_MOST_PRICES: Final = 100_000
-# Samples of a price, those measured last: enough for a median that one outlier does not move.
+_MOST_TIMES: Final = 100_000
+# Samples of a time, those measured last: enough for a median that one outlier does not move.
 _MOST_SAMPLES: Final = 9
 # Samples further apart than this share of their median are measured again; but for what
 # short kernels differ by from run to run, some of whose threads have to wake first.
@@ -68,13 +69,13 @@ _BUSY: Final = "busy "
 # Of SQLite's errors those that say so; others are of a file that is locked, or of no rights.
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _WAITS_S: Final = 2.0
-"""For another process that writes; then the book is not used."""
+"""For another process that writes; then the cache is not used."""
 _FOLDER: Final = "LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME"
 """The variable that names the user's cache folder."""
 
 
-class PriceBookError(FinecastError):
-    """A book that cannot be read or written."""
+class TimingCacheError(FinecastError):
+    """A cache that cannot be read or written."""
 
 
 def default_path() -> Path | None:
@@ -85,7 +86,7 @@ def default_path() -> Path | None:
     except RuntimeError:
         home = None
     folder = Path(base) if base and Path(base).is_absolute() else home
-    return None if folder is None else folder / "finecast" / "prices.db"
+    return None if folder is None else folder / "finecast" / "timing_cache.db"
 
 
 def misplaced() -> list[str]:
@@ -99,29 +100,29 @@ def misplaced() -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BookedMachine:
+class CachedMachine:
     """A machine with one engine, as listed.
 
     Attributes:
         label: The CPU, the number of CPUs, the engine and its version.
-        prices: How many kernels have a time.
+        kernels: How many kernels have a time.
         used_s: When one of them was last used or measured, in seconds since 1970.
     """
 
     label: str
-    prices: int
+    kernels: int
     used_s: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PriceBook:
+class TimingCache:
     """The times of kernels on one machine in one engine.
 
     Attributes:
         path: The file.
         label: The machine and the engine, for people.
         digest: Identifies the machine, the engine and all that changes its kernels.
-        tell: Takes a note where the file cannot be used: then no kernel has a price.
+        tell: Takes a note where the file cannot be used: then no kernel has a time.
     """
 
     path: Path
@@ -136,8 +137,8 @@ class PriceBook:
         device: str,
         path: Path | None = None,
         tell: Callable[[str], None] = lambda _: None,
-    ) -> PriceBook | None:
-        """The book for an engine on this machine; None where the user has no cache folder."""
+    ) -> TimingCache | None:
+        """The cache for an engine on this machine; None where the user has no cache folder."""
         path = path or default_path()
         if path is None:
             return None
@@ -156,15 +157,16 @@ class PriceBook:
             threads,
         )
         versions = " ".join(version.values()) or "of unknown version"
+        title = title_of(f"{engine}:{device}")
         cores = f"{machine.cores} CPUs" + (f" (OMP_NUM_THREADS={threads})" if threads else "")
         return cls(
             path=path,
-            label=f"{cpu_label(machine)}, {cores}, {engine}:{device} {versions}",
+            label=f"{cpu_label(machine)}, {cores}, {title} {versions}",
             digest=_digest(json.dumps(decides, sort_keys=True)),
             tell=tell,
         )
 
-    def prices(self, kernels: Iterable[str]) -> dict[str, float]:
+    def times(self, kernels: Iterable[str]) -> dict[str, float]:
         """Median seconds of those ``kernels`` that are known, and whose times agree.
 
         While other processes keep this one waiting, times of a machine as busy are known, too.
@@ -179,20 +181,20 @@ class PriceBook:
         }
 
     def _agreeing(self, kernels: Sequence[str]) -> dict[str, float]:
-        prices: dict[str, float] = {}
+        known: dict[str, float] = {}
         with self._told(), _opened(self.path) as db:
             if db is not None:
                 for kernel, samples in self._samples(db, kernels).items():
                     middle = median(samples)
                     limit = _MOST_SPREAD * middle + _WAKING_S
                     if max(samples) - min(samples) <= limit:
-                        prices[kernel] = middle
+                        known[kernel] = middle
                 now_s = int(time.time())
                 db.executemany(
                     "UPDATE prices SET used_s = ? WHERE machine = ? AND kernel = ?",
-                    [(now_s, self.digest, kernel) for kernel in prices],
+                    [(now_s, self.digest, kernel) for kernel in known],
                 )
-        return prices
+        return known
 
     def add(self, seconds: Mapping[str, float], *, busy: bool = False) -> None:
         """Keep one measured time of each kernel, apart if the machine was ``busy``."""
@@ -209,14 +211,14 @@ class PriceBook:
                 "INSERT OR REPLACE INTO machines VALUES (?, ?)", (self.digest, self.label)
             )
             db.executemany("INSERT OR REPLACE INTO prices VALUES (?, ?, ?, ?)", rows)
-            db.execute(_TRIM, (_MOST_PRICES,))
+            db.execute(_TRIM, (_MOST_TIMES,))
 
     @contextmanager
     def _told(self) -> Generator[None]:
-        """What fails in the block is told, and leaves the book as it was."""
+        """What fails in the block is told, and leaves the cache as it was."""
         try:
             yield
-        except PriceBookError as error:
+        except TimingCacheError as error:
             self.tell(f"every kernel is profiled anew, and no time is kept: {error.line}")
 
     def _samples(
@@ -226,27 +228,27 @@ class PriceBook:
         return {kernel: samples for kernel, text in rows if (samples := _read(text))}
 
 
-def machines(path: Path) -> list[BookedMachine]:
-    """The machines of a book, those used last first; none if there is no book.
+def machines(path: Path) -> list[CachedMachine]:
+    """The machines of a cache, those used last first; none if there is no cache.
 
     Two that differ in what their names do not tell, such as an engine's settings, are one row.
 
     Raises:
-        PriceBookError: If the book cannot be read and written.
+        TimingCacheError: If the cache cannot be read and written.
     """
-    booked_machines: list[BookedMachine] = []
+    cached_machines: list[CachedMachine] = []
     with _opened(path) as db:
         for label, count, used_s in () if db is None else db.execute(_MACHINES):
-            booked_machines.append(
-                BookedMachine(label=str(label), prices=int(count), used_s=int(used_s))
+            cached_machines.append(
+                CachedMachine(label=str(label), kernels=int(count), used_s=int(used_s))
             )
-    return booked_machines
+    return cached_machines
 
 
 def remove_damaged(path: Path | None = None) -> list[str]:
-    """Remove a book that is no database, or one that cannot be read; a text if it was so.
+    """Remove a cache that is no database, or one that cannot be read; a text if it was so.
 
-    Without a path it is the book in the user's cache folder.
+    Without a path it is the cache in the user's cache folder.
     """
     path = path or default_path()
     if path is None or not os.path.isfile(path):  # which tells of no missing rights
@@ -266,10 +268,10 @@ def remove_damaged(path: Path | None = None) -> list[str]:
 
 
 def clear(path: Path) -> int:
-    """Forget all prices; returns how many there were.
+    """Forget all times; returns how many there were.
 
     Raises:
-        PriceBookError: If the book cannot be read and written.
+        TimingCacheError: If the cache cannot be read and written.
     """
     count = 0
     with _opened(path) as db:
@@ -285,8 +287,8 @@ def _opened(path: Path, *, create: bool = False) -> Generator[sqlite3.Connection
     """The database in one transaction; None if there is none and it is not to be made.
 
     Raises:
-        PriceBookError: If the file, or what the block does, fails for the system's or SQLite's
-            reasons. The file is then as it was.
+        TimingCacheError: If the file, or what the block does, fails for the system's or
+            SQLite's reasons. The file is then as it was.
     """
     existed = True
     try:
@@ -321,20 +323,20 @@ def _remove_empty(path: Path) -> None:
             path.unlink()
 
 
-def _unusable(path: Path, reason: str) -> PriceBookError:
+def _unusable(path: Path, reason: str) -> TimingCacheError:
     fix = f"make room for a file of finecast's there, or let {_FOLDER} name another folder"
-    return PriceBookError(
+    return TimingCacheError(
         f"the timing cache cannot be used: {reason}", where=str(path), fix=fix
     )
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Begin a transaction on a book of this version, made if there is none.
+    """Begin a transaction on a cache of this version, made if there is none.
 
-    A book of another version starts anew.
+    A cache of another version starts anew.
 
     Raises:
-        PriceBookError: If finecast did not make the file.
+        TimingCacheError: If finecast did not make the file.
     """
     db.execute("BEGIN IMMEDIATE")
     made_by, version = (

@@ -1,4 +1,4 @@
-"""``finecast prices``: the times of kernels that runs of ``tune`` kept on this machine."""
+"""``finecast timing-cache``: times of kernels that ``tune`` kept on this machine."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def run(
     The result is timed in each run all the same. One row for each machine and engine.
 
     Example:
-      finecast prices --clear
+      finecast timing-cache --clear
     """
     from datetime import UTC, datetime
 
-    from finecast.measure import prices
+    from finecast.measure import timing_cache
 
-    path = prices.default_path()
-    warn(*prices.misplaced(), *prices.remove_damaged(path))
-    machines = [] if path is None else prices.machines(path)
-    forgotten = prices.clear(path) if clear and path is not None else 0
+    path = timing_cache.default_path()
+    warn(*timing_cache.misplaced(), *timing_cache.remove_damaged(path))
+    machines = [] if path is None else timing_cache.machines(path)
+    forgotten = timing_cache.clear(path) if clear and path is not None else 0
     rows = [
         (machine, datetime.fromtimestamp(machine.used_s, UTC).strftime("%Y-%m-%d"))
         for machine in machines
@@ -40,7 +40,7 @@ def run(
             {
                 "path": None if path is None else str(path),
                 "machines": [
-                    {"machine": machine.label, "prices": machine.prices, "last_used": day}
+                    {"machine": machine.label, "kernels": machine.kernels, "last_used": day}
                     for machine, day in rows
                 ],
                 "forgotten": forgotten,
@@ -54,7 +54,7 @@ def run(
         str(path), ("machine and engine", "last used"), ("kernels",), fold="machine and engine"
     )
     for machine, day in rows:
-        add_row(table, machine.label, day, str(machine.prices))
+        add_row(table, machine.label, day, str(machine.kernels))
     write_table(table)
     if clear:
         say(f"forgotten: {number_of(forgotten, 'time')} of kernels")
