@@ -715,7 +715,7 @@ def test_the_search_goes_on_where_the_plan_found_is_not_faster(bench: Bench) -> 
 
     outcome = bench.tune(evaluate=score)
     assert outcome.improved, outcome.why
-    assert outcome.plan.formats["conv0"] is Format.FP32
+    assert outcome.plan.formats["head"] is Format.FP32
 
 
 def test_rules_that_leave_nothing(bench: Bench) -> None:
@@ -1098,7 +1098,7 @@ def test_a_single_unit_is_found_that_no_step_of_the_frontier_has_alone(
     assert "--max-trials" in without.why
     found = branches.tune(evaluate=evaluate, max_trials=20)
     assert found.improved
-    assert found.plan.formats["conv0"] is Format.FP32
+    assert found.plan.formats["huge"] is Format.FP32
     assert found.plan.formats["fine"] is Format.FP16
     assert found.evaluations <= 21
     names = {c.plan.digest: c.name for c in found.findings.candidates}
@@ -1128,7 +1128,7 @@ def test_an_op_that_the_engine_refuses_low_keeps_fp32_and_the_search_goes_on(
     outcome = bench.tune(engine=replace(bench.engine, refuses_low="middle"))
     assert outcome.improved
     formats = outcome.plan.formats
-    assert formats["conv0"] is Format.FP32
+    assert formats["middle"] is Format.FP32
     assert Format.FP16 in formats.values()
     assert outcome.plan.keep_ops
     assert "no op is replaced by another" in outcome.why
