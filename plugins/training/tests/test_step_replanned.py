@@ -22,11 +22,12 @@ from finecast.progress import silent
 from finecast_training.backend import Backend
 from finecast_training.faults import overflow, stalled
 from finecast_training.measures import Exactness, GradientDeviation, StepFigures, deviations
-from finecast_training.paired_trial import PairedTrial
+from finecast_training.optimizer_states import GRADIENTS
+from finecast_training.paired_trial import PairedTrial, paired_trial
 from finecast_training.replay import Replay, Replayed
 from finecast_training.step import LossOf
 from finecast_training.step_plan import StepPlan, Way
-from finecast_training.step_search import StepSearch
+from finecast_training.step_search import StepCandidate, StepSearch
 from finecast_training.target import Sampling, StepTarget
 from finecast_training.tuned_step import TunedStep
 
@@ -331,6 +332,66 @@ def test_states_are_held_low_between_steps_of_the_optimizer() -> None:
     step.follow(replace(plan, states=()))
     assert torch.equal(first.state[weight]["exp_avg"], kept)
     assert not first._optimizer_step_pre_hooks
+
+
+def test_gradients_of_micro_batches_are_added_up_low(fast_bf16: None) -> None:
+    net = Net()
+    other = copy.deepcopy(net)
+    first, second = (optim.AdamW(n.parameters(), lr=1e-2) for n in (net, other))
+    plan = replace(planned("matmult:bf16", net), states=(GRADIENTS,))
+    step, wide = TunedStep(plan, net, loss), TunedStep(replace(plan, states=()), other, loss)
+    step.optimizers = [first]
+    for _ in range(3):
+        for _ in range(4):
+            some = batch()
+            step(*some).backward()
+            wide(*some).backward()
+        assert {p.grad.dtype for p in net.parameters() if p.grad is not None} == {
+            torch.bfloat16
+        }
+        for optimizer, own in ((first, net), (second, other)):
+            nn.utils.clip_grad_norm_(own.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    weight, wanted = net.first.weight, other.first.weight
+    assert 0 < float((weight - wanted).norm() / wanted.norm()) < 2**-8
+    step(*batch()).backward()
+    step.replan()
+    assert weight.grad is not None
+    assert weight.grad.dtype is torch.bfloat16
+    step.follow(replace(plan, states=()))
+    kept: Any = weight.grad
+    assert kept.dtype is torch.float32
+    step(*batch()).backward()
+    first.step()
+
+
+def test_gradients_are_added_up_low_unless_updates_become_worse_than_autocast_s() -> None:
+    """The 64th of equal gradients is a quarter of a unit in the last place of the sum's."""
+    net = Net()
+    own = target(net, optim.SGD(net.parameters(), lr=1e-3))
+    own.batches = own.batches[:1]
+    exact = StepPlan(name="fp32", policy=POLICY, way=Way.FP32)
+    search = search_of(own, exact)
+    search.fp32 = StepCandidate(plan=exact, exactness=own.exact())
+    saved = search.held_gradients(exact, (), 2)
+    assert saved == 2 * sum(p.numel() for p in net.parameters())
+    assert not search.notes
+    assert search.held_gradients(exact, (), 64) == 0
+    (said,) = search.notes
+    assert said.startswith("gradients are added up in fp32: in bf16 updates of 64 micro-")
+    assert all(p.grad_dtype is torch.float32 for p in own.parameters.values())
+
+
+def test_a_trial_updates_once_for_so_many_batches() -> None:
+    net = Net()
+    own = target(net, optim.SGD(net.parameters(), lr=1e-3))
+    steps: list[int] = []
+    own.optimizers[0].register_step_post_hook(lambda *_: steps.append(1))
+    way = own.module, StepPlan(name="", policy=POLICY, way=Way.FP32)
+    trial = paired_trial(own, {"fp32": way}, steps=3, seeds=1, micro_batches=4)
+    assert len(steps) == 3
+    assert trial.steps == 3
 
 
 def test_parameters_in_bf16_whose_updates_are_lost_are_named() -> None:
