@@ -16,10 +16,11 @@ from torch import nn, optim
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
+import finecast.torch as ft
 from finecast import Format, Policy
 from finecast.errors import UsageError
 from finecast.progress import silent
-from finecast_training.backend import Backend
+from finecast_training.backend import Backend, compiled
 from finecast_training.faults import overflow, stalled
 from finecast_training.measures import Exactness, GradientDeviation, StepFigures, deviations
 from finecast_training.optimizer_states import GRADIENTS
@@ -419,15 +420,33 @@ def test_updates_that_bf16_would_lose_are_kept_by_a_plan(fast_bf16: None) -> Non
 
 def test_a_stale_cast_is_found() -> None:
     net = Net()
-    backend = Backend("all:bf16", accumulation=True, kernels=False)
-    call = torch.compile(net, backend=backend)
+    call = compiled(net, Backend("all:bf16", accumulation=True, kernels=False))
     x, _ = batch()
     call(x).sum().backward()
-    assert backend.cache is not None
-    assert backend.cache.stale() == []
+    assert call.finecast_backend.stale() == ()
     net.middle.weight.data.mul_(2.0)
-    (found,) = backend.cache.stale()
-    assert found is net.middle.weight
+    assert call.finecast_backend.stale() == ("middle.weight",)
+    with torch.no_grad():
+        net.middle.weight.mul_(2.0)  # which the next call notices
+    assert call.finecast_backend.stale() == ()
+
+
+def test_planted_faults_are_named_in_the_result_with_their_layers() -> None:
+    """A gradient of one layer that fp16 cannot hold, and states that stand still in bf16."""
+
+    def steep(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return loss(net, x, y) + 2.0**14 * net.middle(torch.ones(12, 16)).float().sum()
+
+    net = Net()
+    result = ft.tune_step(
+        net, steep, [batch()], optimizer=LowMomentum(net.parameters()), policy="auto:fp16",
+        moments=1, between=1, timeout_s=1e-3,
+    )  # fmt: skip
+    said = "\n".join(result.warnings)
+    assert "torch.autocast: overflow: Inf or NaN first in the gradient of middle." in said
+    assert "updates stall: in bfloat16" in said
+    assert "momentum of first.weight (" in said
+    assert result.plan.way is Way.FP32
 
 
 def test_a_trial_that_loses_by_more_than_seeds_is_told_from_one_that_does_not() -> None:

@@ -372,13 +372,18 @@ class StepSearch:
         return total if plan.plans else math.nan
 
     def _judge(self, candidate: StepCandidate, most: Exactness) -> bool:
-        """Whether a plan is worse than autocast in any figure, which is then why."""
-        beyond = (candidate.compiled or candidate.exactness).beyond(most)
+        """Whether a plan is not exact enough, and why.
+
+        It may be worse than autocast in no figure. Nor may it have Inf or NaN where fp32 has
+        none: autocast itself is not taken then.
+        """
+        exactness = candidate.compiled or candidate.exactness
+        beyond, broken = exactness.beyond(most), overflow(exactness.gradients)
         if beyond:
-            broken = overflow((candidate.compiled or candidate.exactness).gradients)
-            said = broken or ", ".join(beyond)
-            candidate.why = f"worse than torch.autocast: {said}"
-        return bool(beyond)
+            candidate.why = f"worse than torch.autocast: {broken or ', '.join(beyond)}"
+        elif broken:
+            candidate.why = broken
+        return bool(beyond or broken)
 
     def held_states(self, plan: StepPlan) -> dict[str, int]:
         """States of the optimizers that may be held low by a plan, and the bytes that saves.
@@ -563,9 +568,14 @@ class StepSearch:
 
     @property
     def most_bytes(self) -> int:
-        """The most memory that a plan may take: that of the faster of autocast and fp32."""
+        """The most memory that a plan may take: that of the faster of autocast and fp32.
+
+        An autocast with Inf or NaN in gradients is no measure.
+        """
         if self.max_memory is not None:
             return self.max_memory
+        if self.autocast.exactness.gradients.broken:
+            return self.fp32.memory_bytes
         return min((self.autocast, self.fp32), key=lambda c: c.seconds).memory_bytes
 
     def allowed(self) -> list[StepCandidate]:
