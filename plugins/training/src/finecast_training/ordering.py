@@ -110,6 +110,8 @@ def order_for_memory(graph: Graph) -> None:
         if node.target in _SUMS:
             _compute_apart(graph, node)
             _move_up(node)
+    # Inductor counts readers that nothing reads: it would store what has two.
+    graph.eliminate_dead_code()
     graph.lint()
 
 
