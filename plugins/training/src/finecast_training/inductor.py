@@ -158,7 +158,11 @@ class _Order(_KernelPass):
 
 
 class _Choices(InductorChoices):
-    """Inductor's choices, but for kernels that together would take more memory."""
+    """Inductor's choices, but for kernels that together would take more memory.
+
+    On CPUs, where a kernel runs its loops one after the other. On GPUs a kernel of sums along
+    both axes, as of a norm's gradient, reads memory once for both.
+    """
 
     @staticmethod
     def can_fuse(
@@ -169,7 +173,9 @@ class _Choices(InductorChoices):
     ) -> bool:
         """Whether two kernels may become one."""
         allowed = InductorChoices.can_fuse(scheduler, node1, node2, shared_data_score)
-        return allowed and not prevents_overwriting((node1, node2))
+        if not allowed or node1.get_device() != torch.device("cpu"):
+            return allowed
+        return not prevents_overwriting((node1, node2))
 
 
 def compile_inner(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:

@@ -140,8 +140,8 @@ def prevents_overwriting(kernels: Sequence[BaseSchedulerNode]) -> bool:
     nothing reads that later: the gradient of the logits, in a low format, takes the place of
     the logits. A sum along another axis, the gradient of a bias, reads the same values. In one
     kernel with the loop it would need them until the end of that, and so would a sum that
-    waits for another result of the kernel. Two kernels take as long as one, whose loops
-    share nothing.
+    waits for another result of the kernel. On a CPU two kernels take as long as one, whose
+    loops share nothing.
     """
     ops = [op for kernel in kernels for op in kernel.get_nodes()]
     names = {op.get_name() for op in ops}
