@@ -1,12 +1,13 @@
 """Compiled PyTorch training: finecast beside torch.autocast, in one run, by turns.
 
-    python -m benchmarks.bench_torch_training [steps|accumulation|curves] [NET ...]
+    python -m benchmarks.bench_torch_training [steps|accumulation|curves|memory] [NET ...]
 
 ``activations`` is the peak of memory that a forward and backward pass allocates and frees
 again. It has no parameters, gradients and optimizer state, but low copies of weights, also
 those that finecast keeps from call to call. ``curves`` trains two small nets with several
-seeds, and compares finecast's distance from fp32 with the spread of fp32's own seeds. Needs a
-C++ compiler.
+seeds, and compares finecast's distance from fp32 with the spread of fp32's own seeds.
+``memory`` has the peak of forward and backward pass, gradients among it, by each policy,
+beside compiled autocast's. Needs a C++ compiler.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import copy
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 # First, as it exits with a message where PyTorch is not installed.
@@ -30,7 +32,7 @@ from benchmarks.torch_nets import Bert, WithLoss
 from benchmarks.training_tasks import Task, characters, pictures
 from finecast.measure.racing import Effort, Race
 
-WHAT = ("steps", "accumulation", "curves")
+WHAT = ("steps", "accumulation", "curves", "memory")
 STEPS = {
     "layer 8x128": Case(
         net=lambda: WithLoss(Bert(1, 30522, head=True)),
@@ -46,6 +48,19 @@ ACCUMULATION = {
         net=lambda: WithLoss(Bert(6, 1000, head=True)),
         inputs=lambda: (*ids(1, 128), *ids(1, 128)),
     ),
+}
+MEMORY = {
+    f"{width} wide, {batch}x128": Case(
+        net=lambda width=width: WithLoss(Bert(1, 1000, width=width, heads=4, head=True)),
+        inputs=lambda batch=batch: (*ids(batch, 128), *ids(batch, 128)),
+    )
+    for width, batch in ((64, 8), (256, 8), (64, 32))
+}
+POLICIES: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "matmult": {"policy": "matmult:bf16"},
+    "all": {"policy": "all:bf16"},
+    "raf": {"rule_set": "raf"},
 }
 TASKS = {"characters": characters, "pictures": pictures}
 
@@ -80,6 +95,30 @@ def training(name: str, case: Case, seconds: float, *, micro: int = 1) -> None:
             f" ({peaks[way] / peaks['fp32']:.2f} of fp32's),"
             f" {kept[way] / 2**20:.1f} MB of them kept"
         )
+
+
+def memory(name: str, case: Case) -> None:
+    """The peak of forward and backward pass by each policy."""
+    torch.manual_seed(0)
+    net, args = case.net().train(), case.inputs()
+    calls: dict[str, Callable[[], Any]] = {
+        "fp32": lambda: torch.compile(net),
+        "autocast": lambda: torch.compile(under_autocast(net)),
+    }
+    for policy, options in POLICIES.items():
+        for kept in ("autocast", "least"):
+            way = policy if kept == "autocast" else f"{policy}, least"
+            calls[way] = partial(ft.compile, net, memory=kept, **options)
+    peaks: dict[str, int] = {}
+    for way, prepare in calls.items():
+        torch.compiler.reset()
+        call = prepare()
+        call(*args).backward()
+        net.zero_grad()
+        peaks[way] = ft.peak_bytes(lambda c=call: c(*args).backward())
+        net.zero_grad()
+        print(f"{name}: {way:14s} {peaks[way] / 1e6:8.2f} MB", end="")
+        print(f" ({peaks[way] / peaks['autocast']:.3f})" if "autocast" in peaks else "")
 
 
 def _step(
@@ -151,6 +190,10 @@ def main() -> None:
     if chosen.what == "curves":
         for name in chosen.nets or TASKS:
             curves(TASKS[name](), chosen.steps, chosen.seeds)
+        return
+    if chosen.what == "memory":
+        for name in chosen.nets or MEMORY:
+            memory(name, MEMORY[name])
         return
     table, micro = (ACCUMULATION, 8) if chosen.what == "accumulation" else (STEPS, 1)
     for name in chosen.nets or table:

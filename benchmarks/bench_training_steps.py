@@ -1,13 +1,15 @@
 """Tuned training steps beside compiled autocast, in one run, by turns.
 
-    python -m benchmarks.bench_training_steps [steps|curves] [NET ...]
+    python -m benchmarks.bench_training_steps [steps|curves|held] [NET ...]
 
 ``steps`` tunes a step of six nets, and of RAF's example (one layer of BERT with its loss and
 optimizer): time beside compiled autocast and fp32, peak of forward and backward pass, errors
 of gradients and updates. ``curves`` tunes and then trains on the data in
 ``../shared/models/train_from_scratch``: in fp32, under autocast and as tuned, on the same data
-for each seed. Needs a C++ compiler and an idle machine; with ``--op-by-op`` nothing is
-compiled, and times mean nothing.
+for each seed. ``held`` trains on that data in fp32, with states of the optimizer in bf16
+between its steps, and with the gradients of micro-batches added up in bf16; it measures no
+time. ``steps`` and ``curves`` need a C++ compiler and an idle machine; with ``--op-by-op``
+nothing is compiled, and times mean nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,12 +35,16 @@ from benchmarks import training_tasks
 from benchmarks.torch_families import FAMILIES, TOKENS, WORDS
 from benchmarks.training_tasks import ImageModel
 from examples.bert_layer_training import Model
+from finecast_training.optimizer_states import GRADIENTS
+from finecast_training.paired_trial import paired_trial
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_tuning import StepResult
+from finecast_training.target import Sampling, StepTarget
 
 DATA = Path(__file__).parents[2] / "shared" / "models" / "train_from_scratch"
 Batch = tuple[torch.Tensor, ...]
 _BATCHES: Final = 6
+_DRAWN: Final = 256
 
 
 class Tagger(nn.Module):
@@ -160,6 +166,32 @@ def tuned(job: Job, trial_steps: int = 0, seeds: int = 5) -> StepResult:
     )
 
 
+def held(name: str, job: Job, steps: int, seeds: int, micro_batches: int) -> None:
+    """What training in fp32 loses where something is in bf16 between the optimizer's steps."""
+    torch.manual_seed(0)
+    net, generator = job.net().train(), torch.Generator().manual_seed(0)
+    target = StepTarget.of(
+        net, job.loss, [job.draw(generator)],
+        [torch.optim.AdamW(net.parameters(), lr=job.rate)], Sampling(moments=1, between=0),
+    )  # fmt: skip
+    target.batches = [job.draw(generator) for _ in range(_DRAWN)]
+    exact = StepPlan(name="fp32", policy="auto:bf16", way=Way.FP32)
+    call = exact.compile(target.module, kernels=False)
+    for micro, ways in (
+        (1, (("exp_avg",), ("exp_avg_sq",))),
+        (micro_batches, ((GRADIENTS,), ("exp_avg", GRADIENTS))),
+    ):
+        calls = {"fp32": (call, exact)} | {
+            ", ".join(states): (call, replace(exact, states=states)) for states in ways
+        }
+        trial = paired_trial(target, calls, steps=steps, seeds=seeds, micro_batches=micro)
+        final = float(np.mean(trial.losses["fp32"]))
+        print(f"{name}, {micro} batches an update: fp32 ends at {final:.4g}")
+        for way in [*calls][1:]:
+            verdict = "worse" if trial.is_worse(way) else "not worse"
+            print(f"   {way} in bf16: {trial.text(way)}: {verdict}", flush=True)
+
+
 def report(name: str, result: StepResult) -> None:
     """One line for the choice, one for each step that was compiled."""
     print(f"{name}: {result}")
@@ -181,12 +213,15 @@ def report(name: str, result: StepResult) -> None:
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="?", default="steps", choices=("steps", "curves"))
+    parser.add_argument(
+        "what", nargs="?", default="steps", choices=("steps", "curves", "held")
+    )
     parser.add_argument("nets", nargs="*")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--steps", type=int, default=500, help="of curves")
-    parser.add_argument("--data", type=Path, default=DATA, help="of curves")
+    parser.add_argument("--steps", type=int, default=500, help="of curves and held")
+    parser.add_argument("--data", type=Path, default=DATA, help="of curves and held")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--micro-batches", type=int, default=8, help="of held")
     parser.add_argument("--op-by-op", action="store_true", help="compile nothing")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
@@ -199,9 +234,14 @@ def main() -> None:
             return compiles(self, module, kernels=False)
 
         StepPlan.compile = op_by_op
+    if chosen.what != "steps" and not chosen.data.is_dir():
+        sys.exit(f"there is no {chosen.data}")
+    if chosen.what == "held":
+        for name in chosen.nets or CURVES:
+            job = CURVES[name](chosen.data)
+            held(name, job, chosen.steps, chosen.seeds, chosen.micro_batches)
+        return
     if chosen.what == "curves":
-        if not chosen.data.is_dir():
-            sys.exit(f"there is no {chosen.data}")
         for name in chosen.nets or CURVES:
             report(name, tuned(CURVES[name](chosen.data), chosen.steps, chosen.seeds))
         return

@@ -84,6 +84,28 @@ def test_a_split_of_an_input_gives_no_tensor() -> None:
         assert torch.equal(got, wanted)
 
 
+def test_what_a_sum_reads_no_more_is_gone() -> None:
+    """Left behind, a view would count as a reader of what Inductor then stores in fp32."""
+
+    def back(saved: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        gradient = torch.ops.aten.exp(CAST(saved, torch.float32))
+        rows = torch.ops.aten.view(gradient, [8, 4])
+        low = CAST(gradient, torch.bfloat16)
+        return torch.ops.aten.sum.dim_IntList(rows, [0]), low
+
+    inputs = [torch.randn(2, 4, 4).bfloat16()]
+    module = make_fx(back, tracing_mode="fake")(*inputs)
+    before = module(*inputs)
+    order_for_memory(module.graph)
+    module.recompile()
+    for got, wanted in zip(module(*inputs), before, strict=True):
+        assert torch.equal(got, wanted)
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    assert all(node.users for node in nodes)
+    exponentials = [node for node in nodes if node.target is torch.ops.aten.exp.default]
+    assert [len(node.users) for node in exponentials] == [1, 1]
+
+
 @dataclass(frozen=True)
 class Kernel:
     """What an order needs to know of one of Inductor's."""

@@ -16,17 +16,19 @@ from torch import nn, optim
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
+import finecast.torch as ft
 from finecast import Format, Policy
 from finecast.errors import UsageError
 from finecast.progress import silent
-from finecast_training.backend import Backend
+from finecast_training.backend import Backend, compiled
 from finecast_training.faults import overflow, stalled
 from finecast_training.measures import Exactness, GradientDeviation, StepFigures, deviations
-from finecast_training.paired_trial import PairedTrial
+from finecast_training.optimizer_states import GRADIENTS
+from finecast_training.paired_trial import PairedTrial, paired_trial
 from finecast_training.replay import Replay, Replayed
 from finecast_training.step import LossOf
 from finecast_training.step_plan import StepPlan, Way
-from finecast_training.step_search import StepSearch
+from finecast_training.step_search import StepCandidate, StepSearch
 from finecast_training.target import Sampling, StepTarget
 from finecast_training.tuned_step import TunedStep
 
@@ -333,6 +335,66 @@ def test_states_are_held_low_between_steps_of_the_optimizer() -> None:
     assert not first._optimizer_step_pre_hooks
 
 
+def test_gradients_of_micro_batches_are_added_up_low(fast_bf16: None) -> None:
+    net = Net()
+    other = copy.deepcopy(net)
+    first, second = (optim.AdamW(n.parameters(), lr=1e-2) for n in (net, other))
+    plan = replace(planned("matmult:bf16", net), states=(GRADIENTS,))
+    step, wide = TunedStep(plan, net, loss), TunedStep(replace(plan, states=()), other, loss)
+    step.optimizers = [first]
+    for _ in range(3):
+        for _ in range(4):
+            some = batch()
+            step(*some).backward()
+            wide(*some).backward()
+        assert {p.grad.dtype for p in net.parameters() if p.grad is not None} == {
+            torch.bfloat16
+        }
+        for optimizer, own in ((first, net), (second, other)):
+            nn.utils.clip_grad_norm_(own.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    weight, wanted = net.first.weight, other.first.weight
+    assert 0 < float((weight - wanted).norm() / wanted.norm()) < 2**-8
+    step(*batch()).backward()
+    step.replan()
+    assert weight.grad is not None
+    assert weight.grad.dtype is torch.bfloat16
+    step.follow(replace(plan, states=()))
+    kept: Any = weight.grad
+    assert kept.dtype is torch.float32
+    step(*batch()).backward()
+    first.step()
+
+
+def test_gradients_are_added_up_low_unless_updates_become_worse_than_autocast_s() -> None:
+    """The 64th of equal gradients is a quarter of a unit in the last place of the sum's."""
+    net = Net()
+    own = target(net, optim.SGD(net.parameters(), lr=1e-3))
+    own.batches = own.batches[:1]
+    exact = StepPlan(name="fp32", policy=POLICY, way=Way.FP32)
+    search = search_of(own, exact)
+    search.fp32 = StepCandidate(plan=exact, exactness=own.exact())
+    saved = search.held_gradients(exact, (), 2)
+    assert saved == 2 * sum(p.numel() for p in net.parameters())
+    assert not search.notes
+    assert search.held_gradients(exact, (), 64) == 0
+    (said,) = search.notes
+    assert said.startswith("gradients are added up in fp32: in bf16 updates of 64 micro-")
+    assert all(p.grad_dtype is torch.float32 for p in own.parameters.values())
+
+
+def test_a_trial_updates_once_for_so_many_batches() -> None:
+    net = Net()
+    own = target(net, optim.SGD(net.parameters(), lr=1e-3))
+    steps: list[int] = []
+    own.optimizers[0].register_step_post_hook(lambda *_: steps.append(1))
+    way = own.module, StepPlan(name="", policy=POLICY, way=Way.FP32)
+    trial = paired_trial(own, {"fp32": way}, steps=3, seeds=1, micro_batches=4)
+    assert len(steps) == 3
+    assert trial.steps == 3
+
+
 def test_parameters_in_bf16_whose_updates_are_lost_are_named() -> None:
     net = Net().bfloat16()
     optimizer = optim.SGD(net.parameters(), lr=1e-5)
@@ -358,15 +420,33 @@ def test_updates_that_bf16_would_lose_are_kept_by_a_plan(fast_bf16: None) -> Non
 
 def test_a_stale_cast_is_found() -> None:
     net = Net()
-    backend = Backend("all:bf16", accumulation=True, kernels=False)
-    call = torch.compile(net, backend=backend)
+    call = compiled(net, Backend("all:bf16", accumulation=True, kernels=False))
     x, _ = batch()
     call(x).sum().backward()
-    assert backend.cache is not None
-    assert backend.cache.stale() == []
+    assert call.finecast_backend.stale() == ()
     net.middle.weight.data.mul_(2.0)
-    (found,) = backend.cache.stale()
-    assert found is net.middle.weight
+    assert call.finecast_backend.stale() == ("middle.weight",)
+    with torch.no_grad():
+        net.middle.weight.mul_(2.0)  # which the next call notices
+    assert call.finecast_backend.stale() == ()
+
+
+def test_planted_faults_are_named_in_the_result_with_their_layers() -> None:
+    """A gradient of one layer that fp16 cannot hold, and states that stand still in bf16."""
+
+    def steep(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return loss(net, x, y) + 2.0**14 * net.middle(torch.ones(12, 16)).float().sum()
+
+    net = Net()
+    result = ft.tune_step(
+        net, steep, [batch()], optimizer=LowMomentum(net.parameters()), policy="auto:fp16",
+        moments=1, between=1, timeout_s=1e-3,
+    )  # fmt: skip
+    said = "\n".join(result.warnings)
+    assert "torch.autocast: overflow: Inf or NaN first in the gradient of middle." in said
+    assert "updates stall: in bfloat16" in said
+    assert "momentum of first.weight (" in said
+    assert result.plan.way is Way.FP32
 
 
 def test_a_trial_that_loses_by_more_than_seeds_is_told_from_one_that_does_not() -> None:

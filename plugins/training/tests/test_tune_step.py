@@ -215,21 +215,25 @@ def test_for_the_least_memory_states_of_the_optimizer_are_held_low(
 
     monkeypatch.setattr(Replay, "objection", objection)
     monkeypatch.setattr(replay, "_STEPS", 2)
+    monkeypatch.setattr(StepSearch, "held_gradients", lambda *_: 0 if stalls else 100)
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     result = ft.tune_step(
         net, loss, batches(), optimizer=optimizer, objective="memory", max_memory=10**9,
-        moments=1, between=1, trial_steps=2, seeds=1, timeout_s=1e-3,
+        micro_batches=2, moments=1, between=1, trial_steps=2, seeds=1, timeout_s=1e-3,
     )  # fmt: skip
-    assert result.plan.states == (() if stalls else ("exp_avg",))
+    assert result.plan.states == (() if stalls else ("exp_avg", "gradients"))
     assert "exp_avg_sq of the optimizer stays in fp32: it would stall" in result.warnings
     elements = sum(p.numel() for p in net.parameters())
-    assert result.held_bytes == (0 if stalls else 2 * elements)
-    assert ("exp_avg of the optimizer in bf16 between its steps" in str(result)) is not stalls
+    assert result.held_bytes == (0 if stalls else 2 * elements + 100)
+    held = "exp_avg, gradients of the optimizer in bf16 between its steps"
+    assert (held in str(result)) is not stalls
     result.step(*batches()[0]).backward()
     optimizer.step()
-    kept = optimizer.state[net.first.weight]["exp_avg"]
-    assert kept.dtype is (torch.float32 if stalls else torch.bfloat16)
+    low = torch.float32 if stalls else torch.bfloat16
+    assert optimizer.state[net.first.weight]["exp_avg"].dtype is low
+    assert net.first.weight.grad is not None
+    assert net.first.weight.grad.dtype is low
 
 
 class Attention(nn.Module):

@@ -314,6 +314,20 @@ class Backend:
         """Bytes of the low copies of parameters that are kept from call to call."""
         return self.cache.nbytes if self.cache is not None else 0
 
+    def stale(self) -> tuple[str, ...]:
+        """Names of the parameters whose low copies no longer equal them.
+
+        With ``accumulation`` copies are kept, and who writes to a parameter through ``.data``
+        is not noticed.
+        """
+        modules = () if self.coverage is None else self.coverage.modules
+        names: dict[torch.Tensor, str] = {
+            p: name for module in modules for name, p in module.named_parameters()
+        }
+        tensors = [] if self.cache is None else self.cache.stale()
+        unknown = "a parameter of shape {}"
+        return tuple(names.get(t, unknown.format(list(t.shape))) for t in tensors)
+
     @property
     def key(self) -> str | None:
         """Backends of equal keys compile alike; None with functions of users or guests."""

@@ -19,9 +19,11 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
 from torch._inductor import custom_graph_pass
+from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Interpreter
@@ -51,11 +53,12 @@ from finecast_training.ordering import (
     narrow_before_views,
     order_for_memory,
     order_kernels,
+    prevents_overwriting,
 )
 from finecast_training.weights import WeightCache, hoist_casts
 
 if TYPE_CHECKING:
-    from torch._inductor.scheduler import BaseSchedulerNode
+    from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
 
     from finecast_training.backend import Backend
 
@@ -151,13 +154,35 @@ class _Order(_KernelPass):
         return order_kernels(nodes)
 
     def uuid(self) -> Any:
-        return "finecast: kernels in the order of the graph"
+        return "finecast: kernels in the order of the graph, which write over what they read"
+
+
+class _Choices(InductorChoices):
+    """Inductor's choices, but for kernels that together would take more memory.
+
+    On CPUs, where a kernel runs its loops one after the other. On GPUs a kernel of sums along
+    both axes, as of a norm's gradient, reads memory once for both.
+    """
+
+    @staticmethod
+    def can_fuse(
+        scheduler: Scheduler,
+        node1: BaseSchedulerNode,
+        node2: BaseSchedulerNode,
+        shared_data_score: int,
+    ) -> bool:
+        """Whether two kernels may become one."""
+        allowed = InductorChoices.can_fuse(scheduler, node1, node2, shared_data_score)
+        if not allowed or node1.get_device() != torch.device("cpu"):
+            return allowed
+        return not prevents_overwriting((node1, node2))
 
 
 def compile_inner(module: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
     """Inductor's inner compiler, with Inductor's own table of decompositions."""
     keywords: dict[str, Any] = {**options, "get_decomp_fn": select_decomp_table}
-    return compile_fx_inner(module, inputs, **keywords)
+    with V.set_choices_handler(_Choices()):
+        return compile_fx_inner(module, inputs, **keywords)
 
 
 class OpByOp:

@@ -11,17 +11,17 @@ changes by that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any, Final
 
 import torch
+from torch._inductor.codegen.wrapper import can_match_buffer_size
+from torch._inductor.dependencies import Dep
+from torch._inductor.scheduler import BaseSchedulerNode
 from torch._ops import OpOverload
 from torch.fx import Graph, map_arg
 from torch.fx import Node as FxNode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-if TYPE_CHECKING:
-    from torch._inductor.scheduler import BaseSchedulerNode
 
 _ATEN: Final = torch.ops.aten
 _CAST: Final = torch.ops.prims.convert_element_type.default
@@ -110,6 +110,8 @@ def order_for_memory(graph: Graph) -> None:
         if node.target in _SUMS:
             _compute_apart(graph, node)
             _move_up(node)
+    # Inductor counts readers that nothing reads: it would store what has two.
+    graph.eliminate_dead_code()
     graph.lint()
 
 
@@ -129,6 +131,54 @@ def order_kernels(kernels: Sequence[BaseSchedulerNode]) -> list[BaseSchedulerNod
         read = (makers.get(d.name, kernel) for d in kernel.unmet_dependencies)
         places[kernel] = max([kernel.min_order, *(places.get(maker, 0) for maker in read)])
     return sorted(kernels, key=places.__getitem__)
+
+
+def prevents_overwriting(kernels: Sequence[BaseSchedulerNode]) -> bool:
+    """Whether one kernel in place of several could not write its result over what it reads.
+
+    A loop that reads a value once, element by element, writes its result over the value if
+    nothing reads that later: the gradient of the logits, in a low format, takes the place of
+    the logits. A sum along another axis, the gradient of a bias, reads the same values. In one
+    kernel with the loop it would need them until the end of that, and so would a sum that
+    waits for another result of the kernel. On a CPU two kernels take as long as one, whose
+    loops share nothing.
+    """
+    ops = [op for kernel in kernels for op in kernel.get_nodes()]
+    names = {op.get_name() for op in ops}
+
+    def needs_it_later(read: Dep, other: BaseSchedulerNode) -> bool:
+        if other.get_name() not in names:
+            return any(name in other.ancestors for name in names)
+        accesses = other.read_writes.reads_and_writes()
+        return any(access.name == read.name and access != read for access in accesses)
+
+    return any(
+        needs_it_later(read, other)
+        for op in ops
+        for read, others in _overwritten(op)
+        for other in others
+    )
+
+
+def _overwritten(op: BaseSchedulerNode) -> Iterator[tuple[Dep, list[BaseSchedulerNode]]]:
+    """What an op of Inductor's may write its result over, with all others that read that.
+
+    These come before it in the graph.
+    """
+    scheduler = op.scheduler
+    for read in filter(op.can_inplace, op.read_writes.reads):
+        buffer = scheduler.name_to_donated_buffer.get(read.name)
+        buffer = buffer or scheduler.name_to_buf.get(read.name)
+        if buffer is None or not can_match_buffer_size(buffer.node, op.get_outputs()[0].node):
+            continue
+        others = [user.node for user in buffer.users if user.node is not op]
+        earlier = [
+            other
+            for other in others
+            if isinstance(other, BaseSchedulerNode) and other.min_order < op.min_order
+        ]
+        if earlier == others:
+            yield read, earlier
 
 
 def _move_up(node: FxNode) -> None:

@@ -86,6 +86,7 @@ def paired_trial(
     *,
     steps: int,
     seeds: int,
+    micro_batches: int = 1,
     progress: Progress = silent,
     draw: Callable[[np.random.Generator], int] | None = None,
 ) -> PairedTrial:
@@ -96,21 +97,22 @@ def paired_trial(
         calls: Ways of computing it, ``fp32`` among them, each with its plan.
         steps: Steps of each run.
         seeds: Number of seeds, each of which draws other batches.
+        micro_batches: Batches of a step, whose gradients are added up.
         progress: Told of each run.
         draw: Draws the number of a batch; by default each is equally probable.
     """
     first = target.samples[0].checkpoint
-    last = max(1, round(_LAST * steps))
+    last = max(1, round(_LAST * steps)) * micro_batches
     losses: dict[str, list[float]] = {way: [] for way in calls}
     for seed in range(seeds):
         generator = np.random.default_rng(seed)
         some = draw or (lambda g: int(g.integers(len(target.batches))))
-        batches = [target.batch(some(generator)) for _ in range(steps)]
+        batches = [target.batch(some(generator)) for _ in range(steps * micro_batches)]
         for number, (way, (call, plan)) in enumerate(calls.items()):
             progress("trial", seed * len(calls) + number, seeds * len(calls))
             with target.holding(plan.states, plan.dtype):
                 target.restore(first)
-                curve = target.train(call, batches, plan.scale)
+                curve = target.train(call, batches, plan.scale, micro_batches=micro_batches)
             losses[way].append(float(np.mean(curve[-last:])))
     target.restore(first)
     return PairedTrial(steps=steps, losses={w: tuple(of) for w, of in losses.items()})

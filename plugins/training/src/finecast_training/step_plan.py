@@ -51,7 +51,7 @@ class StepPlan:
         memory: What the forward pass saves for the backward pass.
         scale: What the loss is multiplied with before the backward pass; 1 without fp16.
         states: What optimizers call those of their states that are held in the low format
-            from one of their steps to the next.
+            from one of their steps to the next; ``gradients`` if these are, too.
     """
 
     name: str

@@ -33,13 +33,19 @@ from finecast.progress import Progress
 from finecast.rules import FINECAST, GUESTS
 from finecast_training.backend import Backend, JointGraph, Memory, compiled
 from finecast_training.faults import overflow, refusal, stalled
-from finecast_training.measures import Exactness
-from finecast_training.optimizer_states import wide_states
+from finecast_training.measures import (
+    Exactness,
+    StepFigures,
+    deviations,
+    mean,
+    with_digits,
+)
+from finecast_training.optimizer_states import GRADIENTS, trained_by, wide_states
 from finecast_training.replay import Replay, Replayed
 from finecast_training.sensitivities import analysed
 from finecast_training.step import first_line
 from finecast_training.step_plan import StepPlan, Way
-from finecast_training.target import Call, Sample, StepTarget, backward
+from finecast_training.target import Call, Gradients, Sample, StepTarget, backward
 from finecast_training.training_rules import (
     as_autocast,
     autocast_formats,
@@ -276,7 +282,7 @@ class StepSearch:
         """Compile ``call`` by running it, forwards and backwards."""
         sample = self.target.samples[0]
         self.target.restore(sample.checkpoint)
-        self.target.gradients(call, sample.batch, self.scale)
+        self.target.gradients(call, sample.batch, scale=self.scale)
         self.target.restore(sample.checkpoint)
 
     def _by_solver(self) -> list[StepCandidate]:
@@ -366,13 +372,18 @@ class StepSearch:
         return total if plan.plans else math.nan
 
     def _judge(self, candidate: StepCandidate, most: Exactness) -> bool:
-        """Whether a plan is worse than autocast in any figure, which is then why."""
-        beyond = (candidate.compiled or candidate.exactness).beyond(most)
+        """Whether a plan is not exact enough, and why.
+
+        It may be worse than autocast in no figure. Nor may it have Inf or NaN where fp32 has
+        none: autocast itself is not taken then.
+        """
+        exactness = candidate.compiled or candidate.exactness
+        beyond, broken = exactness.beyond(most), overflow(exactness.gradients)
         if beyond:
-            broken = overflow((candidate.compiled or candidate.exactness).gradients)
-            said = broken or ", ".join(beyond)
-            candidate.why = f"worse than torch.autocast: {said}"
-        return bool(beyond)
+            candidate.why = f"worse than torch.autocast: {broken or ', '.join(beyond)}"
+        elif broken:
+            candidate.why = broken
+        return bool(beyond or broken)
 
     def held_states(self, plan: StepPlan) -> dict[str, int]:
         """States of the optimizers that may be held low by a plan, and the bytes that saves.
@@ -400,6 +411,37 @@ class StepSearch:
                 saved[name] = size - size * plan.format.bits // 32
         target.restore(target.samples[0].checkpoint)
         return saved
+
+    def held_gradients(self, plan: StepPlan, states: Sequence[str], micro_batches: int) -> int:
+        """Bytes that gradients save which are added up low; 0 if they stay in fp32.
+
+        So many micro-batches make an update, which may not be worse than autocast's, whose
+        gradients are added up in fp32. ``states`` are held low, too.
+        """
+        target = self.target
+        here = target.samples[-1].checkpoint
+        batches = [target.batch(number) for number in range(micro_batches)]
+
+        def update(own: StepPlan, held: Sequence[str] = ()) -> tuple[list[str], Gradients]:
+            call = own.compile(target.module, kernels=False)
+            target.restore(here)
+            with target.holding(held, own.dtype):
+                gradients = target.gradients(call, *batches, scale=own.scale)
+                return with_digits(gradients), target.updates(gradients)
+
+        names, exact = update(self.fp32.plan)
+        updates = update(self.autocast.plan)[1], update(plan, (*states, GRADIENTS))[1]
+        most, own = (StepFigures.of([deviations(got, exact, names)]) for got in updates)
+        target.restore(target.samples[0].checkpoint)
+        if own.beyond(most):
+            self.notes.append(
+                f"gradients are added up in fp32: in {plan.format.label} updates of"
+                f" {micro_batches} micro-batches would be off by {percent(mean(own.error))}"
+                f" ({own.worst} most), those of torch.autocast by {percent(mean(most.error))}"
+            )
+            return 0
+        wide = sum(p.nbytes for o in target.optimizers for p in trained_by(o))
+        return wide - wide * plan.format.bits // 32
 
     # ------------------------------------------------------------------- compiled steps
 
@@ -526,9 +568,14 @@ class StepSearch:
 
     @property
     def most_bytes(self) -> int:
-        """The most memory that a plan may take: that of the faster of autocast and fp32."""
+        """The most memory that a plan may take: that of the faster of autocast and fp32.
+
+        An autocast with Inf or NaN in gradients is no measure.
+        """
         if self.max_memory is not None:
             return self.max_memory
+        if self.autocast.exactness.gradients.broken:
+            return self.fp32.memory_bytes
         return min((self.autocast, self.fp32), key=lambda c: c.seconds).memory_bytes
 
     def allowed(self) -> list[StepCandidate]:

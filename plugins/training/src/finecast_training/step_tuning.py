@@ -12,7 +12,7 @@ from typing import Any, Final, TypedDict, Unpack
 from torch import distributed, nn
 from torch.optim import Optimizer
 
-from finecast import Policy
+from finecast import Format, Policy
 from finecast.calls import checks
 from finecast.errors import UsageError
 from finecast.naming import listed, look_up, percent
@@ -21,6 +21,7 @@ from finecast.reports import Report, TextTable
 from finecast.rules import DEFAULT_POLICY
 from finecast_training.backend import Backend
 from finecast_training.measures import mean
+from finecast_training.optimizer_states import GRADIENTS
 from finecast_training.paired_trial import PairedTrial, paired_trial
 from finecast_training.step import Loss
 from finecast_training.step_plan import StepPlan, Way
@@ -53,7 +54,7 @@ class StepResult(Report):
         candidates: All plans that were compared.
         best: The one that the step follows.
         sampling: On what plans were compared.
-        held_bytes: What states of the optimizers that are held in a low format save.
+        held_bytes: What states of the optimizers and gradients save that are held low.
         trial: Losses of training beside fp32; None if none was asked for.
         objective: What was minimised.
         warnings: What makes the result weak.
@@ -178,6 +179,7 @@ class StepKeywords(TypedDict, total=False):
 
     objective: str
     max_memory: int | None
+    micro_batches: int
     moments: int | None
     between: int | None
     timeout_s: float
@@ -196,6 +198,9 @@ class StepGoal:
             to the next through which updates stay no worse than autocast's.
         max_memory: The most bytes that forward and backward pass may allocate, gradients
             among them. By default those of compiled autocast, or of fp32 where that is faster.
+        micro_batches: Batches whose gradients you add up for one step of the optimizer. With
+            ``memory`` as objective they are added up in bf16 if updates then stay no worse
+            than autocast's.
         moments: At how many moments of training gradients are compared. By default 3, with two
             batches at each; one batch, then fewer moments where ``timeout_s`` is too short for
             that, or samples would take more than a quarter of the memory that is free.
@@ -214,6 +219,7 @@ class StepGoal:
 
     objective: str = "time"
     max_memory: int | None = None
+    micro_batches: int = 1
     moments: int | None = None
     between: int | None = None
     timeout_s: float = 240.0
@@ -226,6 +232,7 @@ class StepGoal:
         for name, number, least in (
             ("moments", 1 if self.moments is None else self.moments, 1),
             ("between", 0 if self.between is None else self.between, 0),
+            ("micro_batches", self.micro_batches, 1),
             ("trial_steps", self.trial_steps, 0),
             ("seeds", self.seeds, 1),
             ("max_memory", 1 if self.max_memory is None else self.max_memory, 1),
@@ -273,8 +280,8 @@ def tune_step(
         optimizer: The optimizers of the module's parameters, by which updates are compared.
         policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy: the formats that plans may have.
         progress: A callback; True to show a bar.
-        keywords: ``objective``, ``max_memory``, ``moments``, ``between``, ``timeout_s``,
-            ``trial_steps`` and ``seeds``, as of a ``StepGoal``.
+        keywords: ``objective``, ``max_memory``, ``micro_batches``, ``moments``, ``between``,
+            ``timeout_s``, ``trial_steps`` and ``seeds``, as of a ``StepGoal``.
 
     Raises:
         UsageError: If the step cannot be run, or an argument does not fit.
@@ -337,7 +344,12 @@ def _tried(
         own = candidate.plan.compile(target.module), candidate.plan
         calls = {**fixed, "tuned": own}
         trial = paired_trial(
-            target, calls, steps=goal.trial_steps, seeds=goal.seeds, progress=progress
+            target,
+            calls,
+            steps=goal.trial_steps,
+            seeds=goal.seeds,
+            micro_batches=goal.micro_batches,
+            progress=progress,
         )
         if not trial.is_worse("tuned") or candidate is search.fp32:
             candidate.why = ""
@@ -357,6 +369,8 @@ def _with_low_states(
     once more: states that lose there stay in fp32.
     """
     saved = search.held_states(plan)
+    if goal.micro_batches > 1:
+        saved |= _with_low_gradients(search, plan, [*saved], goal.micro_batches)
     everywhere = _gathered(list(saved)) if _is_distributed() else [[*saved]]
     states = tuple(name for name in saved if all(name in of for of in everywhere))
     own = replace(plan, states=states)
@@ -367,7 +381,12 @@ def _with_low_states(
             for name, one in (("fp32", search.fp32.plan), ("tuned", own))
         }
         trial = paired_trial(
-            target, calls, steps=goal.trial_steps, seeds=goal.seeds, progress=progress
+            target,
+            calls,
+            steps=goal.trial_steps,
+            seeds=goal.seeds,
+            micro_batches=goal.micro_batches,
+            progress=progress,
         )
         lost = trial.is_worse("tuned")
         if any(_gathered(lost)) if _is_distributed() else lost:
@@ -377,6 +396,20 @@ def _with_low_states(
             )
             return plan, 0
     return own, sum(saved[name] for name in states)
+
+
+def _with_low_gradients(
+    search: StepSearch, plan: StepPlan, states: Sequence[str], micro_batches: int
+) -> dict[str, int]:
+    """Gradients, with the bytes that they save, if they may be added up in the low format."""
+    if not search.target.optimizers or plan.format is not Format.BF16 or _is_distributed():
+        search.notes.append(
+            "gradients are added up in fp32: in bf16 only where a plan has bf16, one process"
+            " trains, and there is an optimizer, which widens them for its step"
+        )
+        return {}
+    saved = search.held_gradients(plan, states, micro_batches)
+    return {GRADIENTS: saved} if saved else {}
 
 
 def _is_distributed() -> bool:

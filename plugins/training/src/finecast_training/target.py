@@ -176,7 +176,7 @@ class StepTarget:
         optimizers: The optimizers of its parameters; may be none.
         batches: Batches of one form.
         samples: What ways of computing the step are compared on.
-        held: States of the optimizers in a low format, within a block of ``holding``.
+        held: What is held in a low format within a block of ``holding``.
     """
 
     module: LossOf
@@ -310,17 +310,20 @@ class StepTarget:
             self.held.round()
         self.module.zero_grad(set_to_none=True)
 
-    def gradients(self, call: Call, batch: Batch, scale: float = 1.0) -> Gradients:
-        """The gradients of a batch; of a loss times ``scale``, divided by that.
+    def gradients(self, call: Call, *batches: Batch, scale: float = 1.0) -> Gradients:
+        """The sum of batches' gradients; of losses times ``scale``, divided by that.
 
         Raises:
             UsageError: If the loss is not one number that depends on a parameter.
         """
         self.module.zero_grad(set_to_none=True)
         torch.manual_seed(_SEED)
-        backward(call(*batch), scale)
+        for batch in batches:
+            backward(call(*batch), scale)
         gradients = {
-            name: torch.zeros_like(p) if p.grad is None else _unscaled(p.grad, scale)
+            name: torch.zeros_like(p, dtype=p.grad_dtype)
+            if p.grad is None
+            else _unscaled(p.grad, scale)
             for name, p in self.parameters.items()
         }
         self.module.zero_grad(set_to_none=True)
@@ -338,14 +341,28 @@ class StepTarget:
         self.module.zero_grad(set_to_none=True)
         return {n: _apart(p.detach(), before[n]) for n, p in self.parameters.items()}
 
-    def train(self, call: Call, batches: Iterable[Batch], scale: float = 1.0) -> list[float]:
-        """Train on each of ``batches``; gives the losses."""
-        return [float(self.step(call, batch, scale)) for batch in batches]
+    def train(
+        self,
+        call: Call,
+        batches: Iterable[Batch],
+        scale: float = 1.0,
+        *,
+        micro_batches: int = 1,
+    ) -> list[float]:
+        """Train on ``batches``, so many of them for each update; gives the losses."""
+        return [
+            float(self.step(call, batch, scale, updates=number % micro_batches == 0))
+            for number, batch in enumerate(batches, 1)
+        ]
 
-    def step(self, call: Call, batch: Batch, scale: float = 1.0) -> torch.Tensor:
+    def step(
+        self, call: Call, batch: Batch, scale: float = 1.0, *, updates: bool = True
+    ) -> torch.Tensor:
         """One step: loss, gradients, update. Of a scaled loss Inf and NaN update nothing."""
         loss = call(*batch)
         backward(loss, scale)
+        if not updates:
+            return loss.detach()
         if scale != 1.0:
             for p in self.parameters.values():
                 if p.grad is not None:
@@ -372,7 +389,7 @@ class StepTarget:
         gradients, updates = [], []
         for sample in self.samples if samples is None else samples:
             self.restore(sample.checkpoint)
-            got = self.gradients(call, sample.batch, scale)
+            got = self.gradients(call, sample.batch, scale=scale)
             gradients.append(deviations(got, sample.gradients, sample.names))
             if self.optimizers:
                 updates.append(deviations(self.updates(got), sample.updates, sample.names))

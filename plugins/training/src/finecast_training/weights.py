@@ -123,16 +123,15 @@ class WeightCache:
         return sum(copy.low.nbytes for copies in kept for copy in copies.values())
 
     def stale(self) -> list[torch.Tensor]:
-        """Tensors whose copies are not their own any more though nothing told so.
-
-        Who writes to them through ``.data`` between two calls is not noticed.
-        """
+        """Tensors with a copy that ``get`` would return though it no longer equals them."""
         return [
             tensor
             for tensor, copies in self.copies.items()
-            for dtype, copy in cast("dict[torch.dtype, _Copy]", copies).items()
-            if copy.version == (tensor._version, tensor.data_ptr())
-            and not torch.equal(copy.low, tensor.detach().to(dtype))
+            if any(
+                copy.version == (tensor._version, tensor.data_ptr())
+                and not torch.equal(copy.low, tensor.detach().to(dtype))
+                for dtype, copy in cast("dict[torch.dtype, _Copy]", copies).items()
+            )
         ]
 
     def get(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
