@@ -51,7 +51,8 @@ def random_notes(graph: Graph, *, fixed: bool) -> list[str]:
 
 def behind_draws(graph: Graph) -> frozenset[str]:
     """Names of the outputs that depend on what is drawn."""
-    return _outputs_behind(graph, set(), lambda node: draws(graph, node))
+    drawn = _reached(graph, set(), lambda node: draws(graph, node))
+    return frozenset(value.name for value in graph.outputs if value.id in drawn)
 
 
 def check_depends(graph: Graph) -> None:
@@ -80,7 +81,13 @@ def constant_notes(graph: Graph) -> list[str]:
 
 
 def constant_outputs(graph: Graph) -> tuple[str, ...]:
-    """Names of the outputs that are the same in each run, whatever is fed in.
+    """Names of the outputs that are the same in each run, whatever is fed in."""
+    varying = varying_values(graph)
+    return tuple(value.name for value in graph.outputs if value.id not in varying)
+
+
+def varying_values(graph: Graph) -> frozenset[int]:
+    """The values that may be others in each run: they depend on inputs, or on draws.
 
     Control flow is taken to depend on inputs, as its condition does.
     """
@@ -88,16 +95,13 @@ def constant_outputs(graph: Graph) -> tuple[str, ...]:
     def varies(node: Node) -> bool:
         return draws(graph, node) or by_name(node.op).kind is OpKind.CONTROL
 
-    varying = _outputs_behind(graph, {value.id for value in graph.inputs}, varies)
-    return tuple(value.name for value in graph.outputs if value.name not in varying)
+    return _reached(graph, {value.id for value in graph.inputs}, varies)
 
 
-def _outputs_behind(
-    graph: Graph, values: set[int], starts: Callable[[Node], bool]
-) -> frozenset[str]:
-    """Names of the outputs that depend on ``values`` or on ops of which ``starts`` holds."""
+def _reached(graph: Graph, values: set[int], starts: Callable[[Node], bool]) -> frozenset[int]:
+    """``values``, and what depends on them or on ops of which ``starts`` holds."""
     reached = set(values)
     for node in graph.nodes:
         if starts(node) or any(index in reached for index in node.inputs):
             reached.update(index for index in node.outputs if index is not None)
-    return frozenset(value.name for value in graph.outputs if value.id in reached)
+    return frozenset(reached)
