@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from finecast.data.function_workload import FunctionWorkload, Run
 from finecast.data.functions import metric_value
-from finecast.engines.base import Feeds
-from finecast.errors import UserCodeError
+from finecast.engines.base import Feeds, TensorSpec
+from finecast.errors import UsageError, UserCodeError
 from tests.data.test_workload import Counting, one, shapes
 
 
@@ -216,3 +216,30 @@ def test_a_metric_that_gives_something_else_each_time_is_refused(unlike: str) ->
     workload = FunctionWorkload(function=function, name="mine")
     with pytest.raises(UserCodeError, match="different numbers for the same outputs"):
         workload.evaluate(session, None)
+
+
+class Summing(Counting):
+    """A model of the inputs that are named, which gives back the first."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        shape = ("batch", 2)
+        self.inputs = [TensorSpec(name=n, dtype="fp32", shape=shape) for n in names]
+
+    def run(self, feeds: Feeds) -> dict[str, Any]:
+        return {"y": feeds[self.inputs[0].name]}
+
+
+def test_a_model_with_one_input_takes_its_array_alone() -> None:
+    array, session = np.ones((3, 2), np.float32), Summing("x")
+    run = Run(cast("Any", session), remember=True)
+    np.testing.assert_array_equal(run(array)["y"], array)
+    np.testing.assert_array_equal(run(array.tolist())["y"], array)
+    assert [*run.seen()[0]] == ["x"]
+
+
+@pytest.mark.parametrize("given", [np.ones((3, 2), np.float32), [1, 2], None])
+def test_a_model_with_several_inputs_takes_them_by_name(given: object) -> None:
+    run = Run(cast("Any", Summing("x", "z")))
+    with pytest.raises(UsageError, match=r"the model has 2 inputs.*'x', 'z'"):
+        run(given)

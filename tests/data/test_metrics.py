@@ -528,6 +528,8 @@ def test_one_hot_labels_are_said_to_be_read_as_classes() -> None:
     [
         (np.array(["cat"] * 12), "text: the labels are such as"),
         (LABELS + 1, "label 7 is no class of output 'y', which scores 7"),
+        (LABELS[:, None] + 1, r"labels seem to start at 1 \(labels\): subtract 1"),
+        (np.eye(8)[LABELS + 1], "mark one of 8 classes, and output 'y' scores 7"),
         (LABELS - 1, "label -1 is no class"),
         (LABELS + 0.5, "is no class"),
         (np.full(12, math.nan), "label nan is no class"),

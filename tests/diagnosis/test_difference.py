@@ -265,7 +265,7 @@ def test_a_plan_is_not_of_a_model_with_other_weights(tmp_path: Path, name: str) 
     assert found.count(Change.WEIGHTS) == 1
     assert found.placement is not None
     assert "of another version of the model" in found.placement.note
-    assert "with other weights or attributes: 1 (m)" in found.placement.note
+    assert "with other weights, attributes or inputs: 1 (m)" in found.placement.note
 
 
 def test_a_plan_is_not_of_a_model_with_another_op(tmp_path: Path) -> None:
@@ -332,6 +332,19 @@ def test_other_inputs_of_an_op_are_seen(
     assert changed.changes == (change,)
     same = wired(tmp_path / "same.onnx", "MatMul(b, v)", "MatMul(b, v)")
     assert "nothing differs" in repr(finecast.diff(tmp_path / "before.onnx", same))
+
+
+@pytest.mark.parametrize("read", ["Sub(d, a)", "Sub(b, d)"])
+def test_a_plan_sees_other_inputs_of_an_op(tmp_path: Path, read: str) -> None:
+    """A plan knows its model by a structure alone."""
+    before, after = wired(tmp_path / "1.onnx"), wired(tmp_path / "2.onnx", "Sub(d, b)", read)
+    plan = finecast.convert(before, None, "all:bf16", verify=False).plan
+    assert not finecast.diff(plan, before).changed
+    found = finecast.diff(plan, after)
+    (changed,) = found.changed
+    assert (changed.shown.node, changed.changes) == ("residual", (Change.INPUTS,))
+    done = finecast.apply(plan, after, verify=False)
+    assert any("attributes or inputs: 1 (residual)" in text for text in done.warnings)
 
 
 def test_an_output_of_another_op_is_seen(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from onnx import numpy_helper
 import finecast
 from benchmarks.blame_nets import Fault, cnn, faults, lstm, to_fp16, to_int8, transformer
 from finecast.data.deviation import deviation
+from finecast.diagnosis.blaming import Blame
 from finecast.engines.base import Array, feeds_for
 from finecast.errors import ModelError, UsageError, UserCodeError
 from finecast.numbers.formats import Format
@@ -385,3 +387,14 @@ def test_the_source_line_comes_from_the_exporter_s_note() -> None:
     found = finecast.blame(exact, low, data=data, progress=False)
     (culprit,) = found.culprits
     assert culprit.source.startswith("/home/me/net.py:12 in forward")
+
+
+def test_an_error_of_one_op_is_not_called_spread() -> None:
+    """A share of decisions does not follow the squared error."""
+    common = {"low": "low.onnx", "figure": "agreement", "fp32": 1.0, "value": 0.7}
+    common |= {"limit": 0.99, "passed": False, "restored": 1.0, "ops": 14, "evaluations": 9}
+    blame = partial(Blame, **common, spread=12)
+    assert "the error is spread: 12 of 14 ops" in blame(largest_shares={"a": 0.3}).verdict
+    one = blame(largest_shares={"mul": 0.92, "add": 0.02}).verdict
+    assert "spread" not in one
+    assert "mul makes 92% of the squared error, and does not suffice: 12 of 14 ops in" in one

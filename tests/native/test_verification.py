@@ -161,8 +161,10 @@ def test_inputs_that_show_no_error_are_said_to_be_so(
     net = saved(BLIND[kind], tmp_path, suffix)
     (said,) = doubts(convert(net))
     assert "cannot tell a right model from a wrong one: output 'y'" in said
+    assert "data of its own" in said
     (said,) = doubts(convert(net, data=DATA))
     assert "cannot tell" in said
+    assert "Verify the model on other data" in said
 
 
 def test_inputs_that_show_errors_are_not_doubted(tmp_path: Path) -> None:

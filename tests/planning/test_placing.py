@@ -77,8 +77,8 @@ def test_a_note_says_whether_weights_are_the_same() -> None:
     assert "4 of its 4 ops are here, with the same weights" in same.note
     assert not trained.same
     assert trained.note == (
-        "of another version of the model: 4 of its 4 ops are here; with other weights or"
-        " attributes: 2 (first, last)"
+        "of another version of the model: 4 of its 4 ops are here; with other weights,"
+        " attributes or inputs: 2 (first, last)"
     )
     assert not placed(replace(LOW, structure=()), graph_of(NET)).same  # it is not known
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from time import perf_counter
-from typing import Any, ClassVar, Final, final
+from typing import Any, ClassVar, Final, cast, final
 
 import numpy as np
 
@@ -36,6 +36,8 @@ from finecast.data.workload import (
 )
 from finecast.engines.base import Array, Feeds, Session, Steps, calls_of
 from finecast.engines.exact import feeds_digest
+from finecast.errors import UsageError
+from finecast.naming import kind_of, number_of
 from finecast.usercode import guarded
 
 EvalFunction = Callable[["Run"], "float | Array"]
@@ -72,9 +74,15 @@ class Run:
         self._replay: Recording[dict[str, Array]] | None = None
         self._replace: Replacement | None = None
 
-    def __call__(self, feeds: Mapping[str, Any]) -> dict[str, Array]:
-        """Run the model once on arrays, or tensors of any library; outputs by name."""
-        feeds = {name: to_array(value) for name, value in feeds.items()}
+    def __call__(self, feeds: Mapping[str, Any] | Any) -> dict[str, Array]:
+        """Run the model once on arrays, or tensors of any library; outputs by name.
+
+        A model with one input takes its array alone, too.
+
+        Raises:
+            UsageError: If it has several, and they are not given by their names.
+        """
+        feeds = {name: to_array(value) for name, value in self._by_name(feeds).items()}
         digest = partial(feeds_digest, feeds)
         known = None if self._replay is None else self._replay.next(digest)
         if self._replace is not None:
@@ -89,6 +97,19 @@ class Run:
         if self._recording is not None:
             self._record(self._recording, feeds, outputs)
         return outputs
+
+    def _by_name(self, feeds: Mapping[str, Any] | Any) -> Mapping[str, Any]:
+        if isinstance(feeds, Mapping):
+            return cast("Mapping[str, Any]", feeds)
+        names = [spec.name for spec in self._session.inputs]
+        if len(names) != 1:
+            count = number_of(len(names), "input")
+            raise UsageError(
+                f"run gets {kind_of(feeds)}, and the model has {count}",
+                where="run(feeds)",
+                fix=f"give a dict of arrays by name: {', '.join(map(repr, names)) or 'none'}",
+            )
+        return {names[0]: feeds}
 
     def _record(
         self,

@@ -52,6 +52,13 @@ def class_labels(labels: Array | None, scores: Array, *, output: str, metric: st
 def misfit(labels: Array, outputs: Array, shape: tuple[int, ...], output: str) -> UsageError:
     """The error for a batch's labels that are not of the ``shape`` that its outputs need."""
     each = list(shape[1:])
+    if is_one_hot(labels) and labels.shape[:-1] == shape:
+        return UsageError(
+            f"one-hot labels mark one of {labels.shape[-1]} classes, and output {output!r}"
+            f" scores {outputs.shape[-1]}",
+            where="labels",
+            fix="mark the classes that the model scores, in its order, or save class numbers",
+        )
     return UsageError(
         f"labels of shape {list(labels.shape)} do not fit output {output!r} of shape"
         f" {list(outputs.shape)}",
@@ -135,11 +142,12 @@ def _within(labels: Array, classes: int, output: str) -> Array:
     known = (np.floor(wide) == wide) & (wide >= 0) & (wide < classes)
     outside = wide[~known & (wide != IGNORED)]
     if outside.size:
-        raise UsageError(
-            f"label {outside[0]:g} is no class of output {output!r}, which scores {classes}",
-            where="labels",
-            fix=f"save class numbers from 0 to {classes - 1}; {IGNORED} is not counted",
-        )
+        what = f"label {outside[0]:g} is no class of output {output!r}, which scores {classes}"
+        fix = f"save class numbers from 0 to {classes - 1}; {IGNORED} is not counted"
+        if np.all(outside == classes) and not np.any(wide == 0):
+            what += ", and none is 0: labels seem to start at 1"
+            fix = f"subtract 1 from them, to {fix}"
+        raise UsageError(what, where="labels", fix=fix)
     return labels.astype(np.int64)
 
 

@@ -67,6 +67,9 @@ _KEPT_OPS: Final = 20
 _SHOWN_SHARES: Final = 3
 """Ops whose shares of the squared error are told."""
 
+_NOT_SPREAD: Final = 0.5
+"""An error of which one op makes more than half is not spread over the model."""
+
 _SHOWN_SCALES: Final = 3
 """Wrong scales that a printed result states beside those of the culprits."""
 
@@ -221,11 +224,16 @@ class Blame(Report):
             return f"nothing to blame: {against}, within the limit of {limit}"
         least = "" if self.is_minimal else " (fewer may do)"
         if self.spread:
-            return (
-                f"no small set of ops to blame: {against}, limit {limit}; the error"
-                f" is spread: {self.spread} of {number_of(self.ops, 'op')}{least} in fp32 give"
-                f" {restored}"
-            )
+            needed = f"{self.spread} of {number_of(self.ops, 'op')}{least} in fp32"
+            how = f"the error is spread: {needed} give {restored}"
+            # A share of decisions, for one, does not follow the squared error.
+            node, share = next(iter(self.largest_shares.items()), ("", 0.0))
+            if share > _NOT_SPREAD:
+                how = (
+                    f"{node} makes {percent(share)} of the squared error, and does not"
+                    f" suffice: {needed} give {restored}"
+                )
+            return f"no small set of ops to blame: {against}, limit {limit}; {how}"
         count = number_of(len(self.culprits), "op")
         return (
             f"{count} to blame{least}: {against}, limit {limit}; with"

@@ -9,11 +9,11 @@ from enum import Enum
 from typing import Any, Final
 
 from finecast.diagnosis.explanation import decider_of
-from finecast.diagnosis.wiring import other_wiring
 from finecast.graph import Graph
 from finecast.graph.fingerprints import relative_difference
 from finecast.graph.matching import Matching, match
 from finecast.graph.structure import Structure, fed, lacking, other_weights, structure_of
+from finecast.graph.wiring import other_wiring
 from finecast.naming import number_of
 from finecast.ops import by_name
 from finecast.planning.placing import Placement, structure_in
@@ -390,9 +390,8 @@ class Difference(Report):
 def difference(before: Side, after: Side) -> Difference:
     """What differs between two sides, whose ops are matched by name and by structure."""
     matching = match(before.structure, after.structure)
-    rewired, outputs = frozenset[int](), tuple[str, ...]()
-    if before.graph is not None and after.graph is not None:
-        rewired, outputs = other_wiring(before.graph, after.graph, matching)
+    sides = (before.graph or before.structure, after.graph or after.structure)
+    rewired, outputs = other_wiring(*sides, matching)
     pairs = (
         (n in before.states, _pair(before, after, n, matching, inputs=n in rewired))
         for n in sorted(matching.pairs)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from finecast.frontends.saved_models import NONE as NONE
     from finecast.frontends.saved_models import NOTES_FILE as NOTES_FILE
     from finecast.frontends.saved_models import SERVING as SERVING
-    from finecast.frontends.saved_models import WRITES as WRITES
+    from finecast.frontends.saved_models import check_state as check_state
     from finecast.frontends.saved_models import notes_in as notes_in
 else:
     __getattr__ = imported_on_use(__name__)

@@ -7,6 +7,7 @@ import re
 import zipfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,7 +94,8 @@ def exported(keras: Any, model: Any, path: Path) -> Generator[Path]:
     check_names(model, str(path))
     with staging() as folder:
         try:
-            with_flat_outputs(keras, model).export(str(folder), verbose=False)
+            flat = with_flat_outputs(keras, _for_inference(keras, model))
+            flat.export(str(folder), verbose=False)
         except MemoryError:
             raise
         except Exception as error:  # layers of the user's own raise what they like
@@ -103,6 +105,26 @@ def exported(keras: Any, model: Any, path: Path) -> Generator[Path]:
                 fix="see that model.predict(...) runs in Keras, and model.export(FOLDER) does",
             ) from error
         yield folder
+
+
+def _for_inference(keras: Any, model: Any) -> Any:
+    """The model with layers of random preprocessing switched off, as ``predict`` calls them.
+
+    They draw wherever they are not told otherwise, also in what ``model.export`` writes.
+    A model without such layers is returned as it is, and so is one of the user's own class,
+    which has no inputs by itself.
+    """
+    inputs = getattr(model, "_inputs_struct", None)
+    inputs = getattr(model, "inputs", None) if inputs is None else inputs
+    if inputs is None or not any(map(_trains_by_default, _with_layers(model))):
+        return model
+    return keras.Model(inputs, model(inputs, training=False), name=model.name)
+
+
+def _trains_by_default(layer: Any) -> bool:
+    """Whether a layer computes as in training where its caller does not say."""
+    training = signature(layer.call).parameters.get("training")
+    return training is not None and training.default is True
 
 
 def with_flat_outputs(keras: Any, model: Any) -> Any:

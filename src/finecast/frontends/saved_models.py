@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import mmap
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
 from finecast.errors import ModelError
 from finecast.frontends.wire import fields
+from finecast.naming import listed
 
 NOTES_FILE: Final = Path("assets.extra") / "finecast.json"
 
@@ -32,8 +33,14 @@ def notes_in(folder: Path) -> dict[str, str]:
     return {key: str(value) for key, value in notes.items()}
 
 
-WRITES: Final = re.compile(r"(Assign\w*Variable|ResourceScatter\w*|ResourceApply\w*)(Op)?")
+_WRITES: Final = re.compile(
+    r"(Assign\w*Variable|ResourceScatter\w*|ResourceApply\w*)(Op)?|Rng(ReadAnd)?Skip"
+)
 """Names of ops that change a variable."""
+_DRAWS: Final = re.compile(r"Stateless(Random|Truncated)\w+V2")
+"""Names of ops that draw random numbers by a seed that they read."""
+_NAMED: Final = 3
+"""Layers that a message names."""
 SERVING: Final = "serving_default"
 """The signature that servers, and TensorFlow's own tools, call where none is named."""
 NONE: Final = "the SavedModel has no signatures"
@@ -102,23 +109,47 @@ def _signatures(file: Path) -> dict[str, tuple[str, ...]]:
         }
 
 
-def state_left_out(folder: Path) -> str:
-    """A notice of variables that the model changes as it runs; empty if there are none.
+def check_saved_state(folder: Path) -> None:
+    """Raise ModelError if the model changes its variables as it runs.
 
-    OpenVINO reads variables as constants, with the values that were saved.
+    OpenVINO reads variables as constants, and leaves out what changes them: its outputs would
+    be other numbers, without an error.
     """
     file = folder / _FILE
     try:
         with _mapped(file) as data:
             graphs = _inside(data, (0, len(data)), _META_GRAPH)
-            write_ops = sorted({op for graph in graphs for op in _writes(data, graph)})
+            served = [op for graph in graphs for op in _served_ops(data, graph)]
     except (OSError, ValueError):
-        return ""  # OpenVINO says what is wrong with it
-    if not write_ops:
-        return ""
-    return (
-        f"the model changes its variables as it runs ({', '.join(write_ops)}), and OpenVINO"
-        " leaves that out: they keep the values that were saved"
+        return  # OpenVINO says what is wrong with it
+    check_state(served, str(folder))
+
+
+def check_state(ops: Iterable[tuple[str, str]], where: str) -> None:
+    """Raise ModelError if some of a model's ops, each a type and a name, change variables.
+
+    Keras's layers of random preprocessing are such: they keep the seed of their next draw in
+    a variable, and draw in what ``model.export`` writes, too.
+    """
+    known = list(ops)
+    writes = sorted({kind for kind, _ in known if _WRITES.fullmatch(kind)})
+    if not writes:
+        return
+    what = f"the model changes its variables as it runs ({', '.join(writes)})"
+    drawing = [name.rpartition("/")[0] or name for kind, name in known if _DRAWS.match(kind)]
+    if not drawing:
+        raise ModelError(
+            what,
+            where=where,
+            fix="save a function whose outputs depend on its inputs alone, and which takes"
+            " state as an input and gives it as an output",
+        )
+    raise ModelError(
+        f"{what}, for the random numbers of {listed(list(dict.fromkeys(drawing)), _NAMED)}",
+        where=where,
+        fix="save it for inference, where Keras's random layers do nothing:"
+        " keras.Model(model.inputs, model(model.inputs, training=False)).export(FOLDER); or"
+        " take the random numbers as an input",
     )
 
 
@@ -130,8 +161,8 @@ def _mapped(file: Path) -> Generator[memoryview]:
         yield data
 
 
-def _writes(data: memoryview, graph: _Span) -> Iterator[str]:
-    """Ops that change variables in the functions that served outputs are computed by."""
+def _served_ops(data: memoryview, graph: _Span) -> Iterator[tuple[str, str]]:
+    """Types and names of the ops in the functions that served outputs are computed by."""
     nodes = {_text(data, n, _NODE_NAME): n for n in _inside(data, graph, _NODE)}
     functions = {_text(data, f, _FUNCTION_NAME): f for f in _inside(data, graph, _FUNCTION)}
     served = {
@@ -143,9 +174,7 @@ def _writes(data: memoryview, graph: _Span) -> Iterator[str]:
     calls = [c for name in served for c in _texts(data, nodes.get(name, (0, 0)), _CALLED)]
     for function in _reached(data, functions, calls):
         for node in _inside(data, function, _FUNCTION_NODE):
-            op = _text(data, node, _NODE_OP)
-            if WRITES.fullmatch(op):
-                yield op
+            yield _text(data, node, _NODE_OP), _text(data, node, _NODE_NAME)
 
 
 def _reached(

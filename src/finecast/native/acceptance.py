@@ -50,6 +50,10 @@ _ELSEWHERE: Final = "use another engine: --engine onnxruntime runs an ONNX model
 
 _ON_DATA: Final = "Verify the model on data of its own: --data FILE.npz, or `tune`"
 
+_ON_OTHERS: Final = (
+    "Verify the model on other data: samples whose outputs differ, and are numbers"
+)
+
 _RANDOM: Final = (
     "; the inputs were random numbers or examples: --data FILE.npz verifies with yours"
 )
@@ -173,6 +177,11 @@ class Case:
         """What a user can do about wrong numbers."""
         return f"{_FIX}{_RANDOM if self.random else ''}"
 
+    @property
+    def advice(self) -> str:
+        """What a user can do about inputs that show little."""
+        return _ON_DATA if self.random else _ON_OTHERS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fault:
@@ -209,7 +218,7 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
     fault, warnings = _fault(case, bounds, got, wanted)
     if fault is None:
         inputs = "random inputs or examples" if case.random else "these inputs"
-        nans = (f"{text}. {_ON_DATA}" for text in nan_outputs(wanted, inputs))
+        nans = (f"{text}. {case.advice}" for text in nan_outputs(wanted, inputs))
         return *nans, *warnings, *_untold(case, bounds, got, wanted)
     if fault.chooser is not None and not fault.engine:  # no op is wrong: it has too few digits
         where = f"chosen by {fault.chooser.name!r} ({fault.chooser.native})"
@@ -408,7 +417,7 @@ def _untold(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> tupl
         case.followed,
         near,
     )
-    return tuple(f"{text}. {_ON_DATA}" for text in texts)
+    return tuple(f"{text}. {case.advice}" for text in texts)
 
 
 def _all_nan(array: Array) -> bool:

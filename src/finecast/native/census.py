@@ -273,11 +273,21 @@ def _is_parameter(graph: Graph, node: Node, index: int) -> bool:
     Scales and zero points are not: they say how other constants are encoded.
     """
     value = graph.values[index]
-    if by_name(node.op).kind is not OpKind.QUANTIZE:
+    kind = by_name(node.op).kind
+    if kind is OpKind.CAST and value.format is None:
+        return not value.is_decision and not _is_subtracted(graph, node)
+    if kind is not OpKind.QUANTIZE:
         return value.format is not None
     if node.op in STATES_CODES:
         return index == node.inputs[0]
     return len(value.shape or ()) >= _OPERAND_RANK
+
+
+def _is_subtracted(graph: Graph, cast: Node) -> bool:
+    """Whether the result of a cast is subtracted, as a zero point is from codes."""
+    result = graph.values[cast.outputs[0]] if cast.outputs[0] is not None else None
+    readers = () if result is None else graph.readers(result)
+    return any(r.op == "sub" and result and r.inputs[1] == result.id for r in readers)
 
 
 def _repeated(graph: Graph) -> set[int]:

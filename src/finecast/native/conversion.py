@@ -59,7 +59,7 @@ from finecast.planning.units import pattern_kernels
 from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.calibration import uncalibrated
-from finecast.rules.draws import random_notes
+from finecast.rules.draws import constant_notes, random_notes
 from finecast.rules.facts import ValueFacts
 from finecast.rules.policy import Adjust, Policy, Scope
 from finecast.rules.quantized import quantized_notes
@@ -417,6 +417,7 @@ def _warnings(
         found += source.kept_notes(applied.graph, policy)
     found += quantized_notes(applied.graph)
     found += random_notes(applied.graph, fixed=source.fixes_draws)
+    found += constant_notes(applied.graph)
     found += source.told
     if not applied.edits and policy.scope is not Scope.NONE:
         lowest = planner.lowest()

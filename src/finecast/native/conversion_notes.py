@@ -12,6 +12,7 @@ from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.planning.plan import Decision, Plan
 from finecast.rules.base import DECISION, UNFIT, Reason
+from finecast.rules.draws import varying_values
 from finecast.rules.policy import Policy
 from finecast.rules.unseen import UNSEEN
 
@@ -105,10 +106,17 @@ def _decides(reason: Reason, decision: Decision) -> bool:
 
 
 def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:
-    """Notes on ops that are not in fp32 and keep their type under any policy, by the type."""
+    """Notes on ops that are not in fp32 and keep their type under any policy, by the type.
+
+    Ops on constants alone, which take stored weights to floats as a model is loaded, are not
+    counted: NNCF states them in fp16.
+    """
+    varying = varying_values(graph)
     asked = {f.label for f in (*policy.formats, *policy.op_formats.values())}
     counts = Counter(
-        label for n in graph.nodes if (label := _own_type(graph, n)) in _OWN_TYPES
+        label
+        for n in graph.nodes
+        if (label := _own_type(graph, n)) in _OWN_TYPES and varying.intersection(n.outputs)
     )
     return {
         label: f"{count} ops compute in {label} and keep it"

@@ -80,7 +80,8 @@ class EngineModel(NativeSource[FileT, PreparedT]):
             raise UsageError(
                 f"{self.name} is a model of {self.library}, and {low.name} is none",
                 where="OTHER",
-                fix="give both as models of one library",
+                fix="give both as models of one library: convert MODEL.onnx -o NAME.xml"
+                " --auto-cast none gives an ONNX model as OpenVINO's",
             )
         self.runners(engine)
         return BesideLow(source=self, other=low, engine=engine)

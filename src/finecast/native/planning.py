@@ -23,6 +23,7 @@ from finecast.numbers.formats import BLOCKS, DYNAMIC, Format
 from finecast.planning.carried import Carried
 from finecast.planning.planner import Planner
 from finecast.rules import Context
+from finecast.rules.draws import check_depends
 from finecast.rules.facts import ValueFacts
 from finecast.rules.override import Overrides, active, check_overrides
 from finecast.rules.policy import Policy, Scope
@@ -68,10 +69,12 @@ def make_planner(
     """Let the rules judge every op.
 
     Raises:
+        ModelError: If no output depends on an input.
         RuleConflictError: If they leave an op no format.
         UsageError: If the model cannot state a format, or an override names no op of it.
     """
     graph = prepared.graph
+    check_depends(graph)
     if how.overrides is None:
         check_overrides(graph)
     check_stated(policy, engine, prepared)

@@ -37,7 +37,7 @@ from finecast.planning.free_rows import FreeOutput, free_outputs
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.provenance import Provenance
-from finecast.rules.draws import random_notes
+from finecast.rules.draws import constant_notes, random_notes
 from finecast.rules.policy import Policy, Scope
 from finecast.rules.quantized import quantized_notes
 from finecast.terminal import one_line
@@ -315,6 +315,7 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
             *self.kept_notes(graph, policy),
             *quantized_notes(graph),
             *random_notes(graph, fixed=self.fixes_draws),
+            *constant_notes(graph),
         ]
 
     def kept_notes(self, graph: Graph, policy: Policy) -> list[str]:

@@ -17,6 +17,7 @@ from finecast.errors import ModelError
 from finecast.graph import Graph, Node
 from finecast.graph.matching import Matching, match
 from finecast.graph.structure import OpStructure, Structure, other_weights, structure_of
+from finecast.graph.wiring import other_wiring
 from finecast.naming import listed, number_of
 from finecast.numbers.encodings import Dynamic, Encodings, Scaled, Stored, stored_as
 from finecast.numbers.formats import Format
@@ -49,8 +50,8 @@ class Placement:
         new: The version's ops that the plan does not know, and that stay fp32.
         refused: The version's ops that cannot have the plan's format and stay fp32, with why.
         gone: Ops of the plan that the version has not.
-        changed: Ops of the plan that are here with other weights or attributes. None if the
-            plan does not say what they were.
+        changed: Ops of the plan that are here with other weights or attributes, or read other
+            values. None if the plan does not say what they were.
         restated: Ops of the plan in whose place other ops are. Whether these compute the same,
             as five ops may in place of a Gelu, is not known.
     """
@@ -93,7 +94,7 @@ class Placement:
         parts = [f"{len(self.found)} of its {total} are here"]
         parts += [f"{renamed} by other names"] if renamed else []
         parts += (
-            [f"with other weights or attributes: {_some(self.changed)}"]
+            [f"with other weights, attributes or inputs: {_some(self.changed)}"]
             if self.changed
             else []
         )
@@ -206,12 +207,13 @@ def place(plan: Plan, graph: Graph, opset: Callable[[Mapping[int, Format]], int]
 
 
 def _changed(before: Structure, after: Structure, found: Matching) -> tuple[str, ...]:
-    """Ops of ``before`` whose weights or attributes are others in ``after``."""
-    pairs = ((before[old], after[new]) for old, new in found.pairs.items())
+    """Ops of ``before`` whose weights, attributes or inputs are others in ``after``."""
+    rewired, _ = other_wiring(before, after, found)
+    pairs = ((n, before[n], after[other]) for n, other in found.pairs.items())
     return tuple(
         old.name
-        for old, new in pairs
-        if old.attributes != new.attributes or other_weights(old, new)
+        for n, old, new in pairs
+        if n in rewired or old.attributes != new.attributes or other_weights(old, new)
     )
 
 

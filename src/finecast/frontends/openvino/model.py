@@ -33,7 +33,7 @@ from finecast.frontends.openvino.types import (
     numbers_of,
     replace_op,
 )
-from finecast.frontends.saved_models import notes_in, state_left_out, taken_signature
+from finecast.frontends.saved_models import check_saved_state, notes_in, taken_signature
 from finecast.planning.provenance import Provenance
 
 if TYPE_CHECKING:
@@ -49,6 +49,9 @@ _IN_MEMORY: Final = Path("<openvino.Model>.xml")
 _BESIDE: Final = {IR_SUFFIX: WEIGHTS_SUFFIX, ".pdmodel": ".pdiparams"}
 """The suffix of the file with a model's weights, for the kinds that have one beside it."""
 
+_BY_TENSORFLOW: Final = (
+    "name the output as a folder, which TensorFlow reads and writes, without OpenVINO"
+)
 # By suffix ("" for a folder): what messages call the kind, and what to do if OpenVINO cannot
 # read it.
 _KINDS: Final = {
@@ -63,10 +66,10 @@ _KINDS: Final = {
     ),
     ".tflite": ("a TensorFlow Lite model", "convert the model that it was made from"),
     ".pdmodel": ("a PaddlePaddle model", "save it again with paddle.jit.save"),
-    KERAS_SUFFIX: ("a Keras model", "write a SavedModel by model.export(FOLDER)"),
+    KERAS_SUFFIX: ("a Keras model", _BY_TENSORFLOW),
     "": (
         "a SavedModel",
-        "save it with dense tensors and no custom ops: tf.saved_model.save(..., signatures=F)",
+        f"{_BY_TENSORFLOW}; or save it with dense tensors and no custom ops",
     ),
 }
 
@@ -154,8 +157,10 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
     if beside is not None and parts == [path]:
         fix = f"put {path.with_suffix(beside).name} beside it, which has its weights, or {fix}"
     external = tuple(p for p in parts if p != path)
-    told = (taken_signature(path),) if path.is_dir() else ()
+    told = (taken_signature(path) if path.is_dir() else "", notice)
     with guarded(path, f"cannot be read as {kind}", fix), _readable(path, trust) as readable:
+        if readable.is_dir():
+            check_saved_state(readable)
         DryRun(
             library="openvino",
             settings={"compile": {}},
@@ -165,7 +170,6 @@ def load(path: Path, *, trust: bool = False) -> OvFile:
             data=[os.path.relpath(p, path.parent) for p in external],
         ).load()
         model = _core().read_model(readable)
-        told += (state_left_out(readable), notice)
     _check(model, path, kind, fix)
     fold_reshapes(model)
     own = _suffix(path) == IR_SUFFIX
@@ -247,6 +251,7 @@ def from_keras(model: Any) -> OvFile:
         guarded(path, f"cannot be read as {kind}", fix),
         exported(import_keras(str(path)), model, path) as folder,
     ):
+        check_saved_state(folder)
         ov_model = _core().read_model(folder)
     _check(ov_model, path, kind, fix)
     renumber_ops(ov_model)

@@ -22,8 +22,8 @@ from finecast.frontends import (
     NONE,
     NOTES_FILE,
     SERVING,
-    WRITES,
     check_names,
+    check_state,
     notes_in,
     reason,
     with_flat_outputs,
@@ -224,6 +224,8 @@ def _frozen(function: Any, where: str) -> FrozenModel:
 
 def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel:
     _check_ports(function, where)
+    nodes = every_node(function.graph.as_graph_def())
+    check_state(((node.op, node.name) for node in nodes), where)
     sizes = ((v.shape.num_elements() or 0) * v.dtype.size for v in function.variables)
     check_size(sum(sizes), where)
     try:
@@ -232,7 +234,6 @@ def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel
                 function, lower_control_flow=False, aggressive_inlining=True
             )
     except (ValueError, RuntimeError, tf.errors.OpError) as error:
-        _check_writes(function, where)
         raise unreadable(error, where) from error
     tensors = [t for t in frozen.inputs if t.dtype not in (tf.resource, tf.variant)]
     if len(tensors) != len(names) or len(tensors) != len(frozen.inputs):
@@ -248,19 +249,6 @@ def _of_function(function: Any, names: Sequence[str], where: str) -> FrozenModel
         listed=isinstance(function.structured_outputs, list | tuple),
     )
     return _checked(canonical(model), where)
-
-
-def _check_writes(function: Any, where: str) -> None:
-    """Raise ModelError if a function changes variables, which makes them no constants."""
-    nodes = every_node(function.graph.as_graph_def())
-    writes = sorted({node.op for node in nodes if WRITES.fullmatch(node.op)})
-    if writes:
-        raise ModelError(
-            f"the model changes its variables as it runs ({', '.join(writes)})",
-            where=where,
-            fix="save a function whose outputs depend on its inputs alone; what draws random"
-            " numbers with a fixed seed, or takes them as an input",
-        )
 
 
 def _outputs(function: Any, tensors: Sequence[Any]) -> Iterator[SignaturePort]:
