@@ -65,6 +65,17 @@ def test_only_what_the_dead_left_is_removed(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [".finecast-mine"]
 
 
+def test_several_folders_are_one_note(tmp_path: Path) -> None:
+    with writing_in(tmp_path) as (first, _), writing_in(tmp_path) as (second, _):
+        for process in (first, second):
+            process.kill()
+            process.wait()
+        owners = sorted(f"process {p.pid}" for p in (first, second))
+        removed = f"removed 2 temporary folders in {tmp_path} (4.0 MB)"
+        left = f"which {owners[0]} and {owners[1]} left as they were ended"
+        assert remove_abandoned(tmp_path) == [f"{removed}, {left}"]
+
+
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     other, place = tmp_path / "other", tmp_path / "place"
     other.mkdir()

@@ -19,6 +19,7 @@ from typing import Final
 
 from finecast.errors import TOO_MANY_FILES
 from finecast.files.locks import dead_owner, hold, release
+from finecast.naming import enumerated
 
 _PREFIX: Final = ".finecast-"
 _OWNER: Final = "owner"
@@ -85,20 +86,28 @@ class Stage:
 
 
 def remove_abandoned(place: Path | None = None) -> list[str]:
-    """Remove what processes that no longer run left in ``place``; a text on each folder.
+    """Remove what processes that no longer run left in ``place``; a text if there was any.
 
     Without a place it is done where temporary files are.
     """
     place = place or Path(tempfile.gettempdir())
-    notes: list[str] = []
+    owners: dict[Path, str] = {}
+    size = 0
     with suppress(OSError):
         for folder in sorted(place.glob(f"{_PREFIX}*")):
             if _is_own(folder) and (owner := dead_owner(folder / _OWNER)):
-                size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+                size += sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
                 shutil.rmtree(folder, ignore_errors=True)
-                told = f"{folder.absolute()} ({size / 1e6:.1f} MB)"
-                notes.append(f"removed {told}, which {owner} left as it was ended")
-    return notes
+                owners[folder.absolute()] = owner
+    if not owners:
+        return []
+    processes = enumerated(sorted({*owners.values()}))
+    if len(owners) == 1:
+        folders, ended = str(*owners), "it was ended"
+    else:
+        folders = f"{len(owners)} temporary folders in {place.absolute()}"
+        ended = "they were ended"
+    return [f"removed {folders} ({size / 1e6:.1f} MB), which {processes} left as {ended}"]
 
 
 def _is_own(folder: Path) -> bool:
