@@ -72,7 +72,7 @@ def test_several_folders_are_one_note(tmp_path: Path) -> None:
             process.wait()
         owners = sorted(f"process {p.pid}" for p in (first, second))
         removed = f"removed 2 temporary folders in {tmp_path} (4.0 MB)"
-        left = f"which {owners[0]} and {owners[1]} left as they were ended"
+        left = f"which {owners[0]}, {owners[1]} left as they were ended"
         assert remove_abandoned(tmp_path) == [f"{removed}, {left}"]
 
 

@@ -19,7 +19,6 @@ from typing import Final
 
 from finecast.errors import TOO_MANY_FILES
 from finecast.files.locks import dead_owner, hold, release
-from finecast.naming import enumerated
 
 _PREFIX: Final = ".finecast-"
 _OWNER: Final = "owner"
@@ -101,7 +100,7 @@ def remove_abandoned(place: Path | None = None) -> list[str]:
                 owners[folder.absolute()] = owner
     if not owners:
         return []
-    processes = enumerated(sorted({*owners.values()}))
+    processes = ", ".join(sorted({*owners.values()}))
     if len(owners) == 1:
         folders, ended = str(*owners), "it was ended"
     else:
