@@ -20,7 +20,7 @@ _VERBS: Final = {
     "targets": "The devices that --target takes.",
     "formats": "Range, precision, strengths and weaknesses of the number formats.",
     "profile": "Compare latency, throughput, memory and times by op of models.",
-    "timing-cache": "Show or clear the timing cache of tune.",
+    "cache": "Show or clear the timing cache of tune.",
 }
 _TORCH: Final = "pip install torch onnxscript"
 _EXTERNAL_DATA: Final = "--external-data/--one-file"
@@ -29,8 +29,7 @@ CORE: Final = Plugin(
     name="finecast",
     summary="ONNX, OpenVINO and PyTorch models on engines here and on emulated devices",
     verbs=tuple(
-        Verb(name, summary, f"finecast.cli.{name.replace('-', '_')}")
-        for name, summary in _VERBS.items()
+        Verb(name, summary, f"finecast.cli.{name}") for name, summary in _VERBS.items()
     ),
     engines=(
         EngineEntry(

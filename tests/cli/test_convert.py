@@ -320,7 +320,7 @@ def test_a_format_that_gains_nothing_is_named(
     low = ["--auto-cast", "all", "--auto-cast-type", "fp16", "--engine", "onnxruntime"]
     answer = finecast("convert", net, "-o", tmp_path / "low.onnx", *low)
     assert answer.code == 0, answer.err
-    assert "fp16 runs at" in answer.err
+    assert "fp16 is x1 as fast as fp32 in ONNX Runtime" in answer.err
     assert "no speed is gained here" in answer.err
 
 
@@ -505,6 +505,6 @@ def test_sizes_that_it_was_verified_at_are_told(
     finecast: Callable[..., Answer], net: Path, tmp_path: Path
 ) -> None:
     asked = ("convert", net, "--auto-cast", "all", "--engine", "onnxruntime")
-    assert "onnxruntime, N=1" in finecast(*asked, "-o", tmp_path / "a.onnx").out
+    assert "ONNX Runtime, N=1" in finecast(*asked, "-o", tmp_path / "a.onnx").out
     sized = finecast(*asked, "-o", tmp_path / "b.onnx", "--dim", "N=3", "--json")
     assert sized.json["verified"]["sizes"] == {"N": 3}

@@ -85,7 +85,7 @@ def test_a_database_of_another_program_is_left_alone(cache: TimingCache) -> None
     assert timing_cache.remove_damaged(cache.path) == []
     assert_unusable(cache, "a database of another program")
     with closing(sqlite3.connect(cache.path)) as db:
-        assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("timing-cache",)]
+        assert db.execute("SELECT name FROM sqlite_master").fetchall() == [("prices",)]
 
 
 def test_a_cache_of_another_version_starts_anew(cache: TimingCache) -> None:

@@ -391,7 +391,7 @@ class _Elsewhere:
         self._fresh = True
 
     def kernels(self) -> Sequence[KernelFacts]:
-        return self._kept.told["kernels"]
+        return self._kept.kernels()
 
     def infer(self, arrays: Sequence[Array]) -> Sequence[Array]:
         fresh, self._fresh = self._fresh, False

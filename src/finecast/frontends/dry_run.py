@@ -30,7 +30,7 @@ import numpy as np
 
 from finecast.errors import EngineError
 from finecast.frontends import dry_run_worker
-from finecast.frontends.dry_run_worker import arrays_of, plain
+from finecast.frontends.dry_run_worker import KernelFacts, arrays_of, plain
 from finecast.processes.memory import (
     memory_bytes,
     memory_error,
@@ -233,7 +233,10 @@ class DryRun:
         raw = [(name, plain(array), kind) for name, array, kind in feeds]
         stated = [(name, a.dtype.str, a.shape, kind) for name, a, kind in raw]
         request = {"call": "run", "key": self.key, "feeds": stated, "fresh": fresh}
-        payload = b"".join(a.tobytes() for _, a, _ in raw)
+        return self.ask(request, b"".join(a.tobytes() for _, a, _ in raw), call)
+
+    def ask(self, request: Mapping[str, Any], payload: bytes, call: str) -> Answer:
+        """The other process's answer; it loads the model by ``call`` if it lost it."""
         answer = self._ask(request, payload)
         if answer[0]["status"] == "absent" and self._can_be_sent():
             self._send_model(call)
@@ -310,6 +313,18 @@ class Kept:
         library, key = _workers[dry_run.library], dry_run.key
         weakref.finalize(self, library.drop, key).atexit = False
 
+    def kernels(self) -> Sequence[KernelFacts]:
+        """Its kernels, in the order in which they run.
+
+        Raises:
+            CrashedError: If that ends the process.
+            RuntimeError: What the library raises.
+        """
+        request = {"call": "kernels", "key": self._dry_run.key}
+        header, _ = _done(self._dry_run.ask(request, b"", "keep"))
+        kernels: Sequence[KernelFacts] = header["kernels"]
+        return kernels
+
     def run(self, feeds: Sequence[Feed], *, fresh: bool) -> list[np.ndarray[Any, Any]]:
         """Run it, with an empty state if ``fresh``; the outputs in order.
 
@@ -317,7 +332,13 @@ class Kept:
             CrashedError: If that ends the process.
             RuntimeError: What the library raises.
         """
-        header, payload = self._dry_run.ask_to_run(feeds, "keep", fresh=fresh)
-        if header["status"] != "done":
-            raise RuntimeError(header.get("text", header["status"]))
+        header, payload = _done(self._dry_run.ask_to_run(feeds, "keep", fresh=fresh))
         return arrays_of(header["outputs"], payload)
+
+
+def _done(answer: Answer) -> Answer:
+    """The answer, or a RuntimeError of what the library raised."""
+    header, _ = answer
+    if header["status"] != "done":
+        raise RuntimeError(header.get("text", header["status"]))
+    return answer

@@ -9,7 +9,8 @@ model's bytes as payload. One to ``run`` has the key of a model that was loaded 
 the library raises is no matter here: it is raised in the other process, too.
 
 A request to ``keep`` loads a model, which then stays until a request has its key in ``drop``.
-The answer has what the library tells of the model, and runs of it give outputs.
+The answer has what the library tells of the model, and runs of it give outputs. One for its
+``kernels`` gives these, which are many.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ class _Loaded(Protocol):
 
     def told(self) -> Mapping[str, Any] | None:
         """What the library tells of it, for JSON; None if runs give no outputs."""
+        ...
+
+    def kernels(self) -> Sequence[KernelFacts]:
+        """Its kernels, if the library tells them."""
         ...
 
     def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
@@ -207,7 +212,7 @@ class _OpenVinoModel:
         self.keeps_state = bool(self.request.query_state())
 
     def told(self) -> Mapping[str, Any] | None:
-        """Its ports, ops and kernels, and whether it keeps a state. None if a port is text."""
+        """Its ports and ops, and whether it keeps a state. None if a port is text."""
         inputs, outputs = map(ports_of, (self.compiled.inputs, self.compiled.outputs))
         if any(port["type"] == "string" for port in (*inputs, *outputs)):
             return None
@@ -215,9 +220,12 @@ class _OpenVinoModel:
             "inputs": inputs,
             "outputs": outputs,
             "ops": self.ops,
-            "kernels": kernels_of(self.compiled),
             "keeps_state": self.keeps_state,
         }
+
+    def kernels(self) -> Sequence[KernelFacts]:
+        """Its kernels, in the order in which they run."""
+        return kernels_of(self.compiled)
 
     def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
         """Run once; the request's own outputs, which the next run overwrites."""
@@ -245,6 +253,10 @@ class _Run:
 
     def told(self) -> None:
         """Nothing."""
+
+    def kernels(self) -> Sequence[KernelFacts]:
+        """None are told."""
+        return ()
 
     def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
         """Run once."""
@@ -371,7 +383,12 @@ class _Served:
         for key in request["drop"]:
             if (kept := self.kept.pop(key, None)) is not None:
                 self._hold(key, *kept)
-        calls = {"load": self.load, "keep": self.keep, "run": self.run}
+        calls = {
+            "load": self.load,
+            "keep": self.keep,
+            "run": self.run,
+            "kernels": self.kernels,
+        }
         try:
             return calls[request["call"]](request, payload)
         except MemoryError as error:  # the caller reads its text, as that of other errors
@@ -395,6 +412,15 @@ class _Served:
             return {"status": "absent"}, b""
         self.kept[key] = known
         return {"status": "done", "told": facts}, b""
+
+    def kernels(
+        self, request: Mapping[str, Any], payload: bytes
+    ) -> tuple[dict[str, Any], bytes]:
+        """The kernels of a model that is kept; absent if it is not here."""
+        del payload
+        if (known := self.kept.get(request["key"])) is None:
+            return {"status": "absent"}, b""
+        return {"status": "done", "kernels": known[0].kernels()}, b""
 
     def run(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         """Run a model; absent if it is not here. Outputs are given of one that is kept."""

@@ -1,4 +1,4 @@
-"""``finecast timing-cache``: times of kernels that ``tune`` kept on this machine."""
+"""``finecast cache``: times of kernels that ``tune`` kept on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(
     The result is timed in each run all the same. One row for each machine and engine.
 
     Example:
-      finecast timing-cache --clear
+      finecast cache --clear
     """
     from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""``finecast timing-cache``, and the runs of ``tune`` that write them."""
+"""``finecast cache``, and the runs of ``tune`` that write them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.cli.conftest import Answer
 
 
 def test_times_are_listed_and_cleared(finecast: Callable[..., Answer]) -> None:
-    assert "no times of kernels" in finecast("timing-cache").out
+    assert "no times of kernels" in finecast("cache").out
     cache = TimingCache.here("openvino", "CPU")
     assert cache is not None
     cache.add({"kernel": 1.0})
-    told = finecast("timing-cache", "--json").json
+    told = finecast("cache", "--json").json
     assert told["path"] == str(cache.path)
     assert [(m["machine"], m["kernels"]) for m in told["machines"]] == [(cache.label, 1)]
-    assert "forgotten: 1 time of kernels" in finecast("timing-cache", "--clear").out
+    assert "forgotten: 1 time of kernels" in finecast("cache", "--clear").out
     assert timing_cache.machines(cache.path) == []
 
 
@@ -28,7 +28,7 @@ def test_a_damaged_book_is_removed_and_that_is_said(finecast: Callable[..., Answ
     assert path is not None
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("garbage")
-    answer = finecast("timing-cache", "--clear")
+    answer = finecast("cache", "--clear")
     assert "the kept times of kernels were damaged, and start anew" in answer.err
     assert not path.exists()
 
@@ -62,6 +62,6 @@ def test_tune_says_once_that_the_cache_folder_cannot_be_used(
     )  # fmt: skip
     assert answer.code in (ExitCode.DONE, ExitCode.NOT_IMPROVED), answer.err
     assert answer.err.count(str(cache)) == answer.err.count("no time is kept") == 1
-    answer = finecast("timing-cache", "--clear")
+    answer = finecast("cache", "--clear")
     assert answer.code == ExitCode.FAILED
     assert f"error: the timing cache cannot be used: Not a directory ({cache})" in answer.err
