@@ -27,6 +27,7 @@ from finecast.native.profiles import Profiles
 from finecast.numbers.encodings import Scaled
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
+from finecast.plugin import title_of
 from finecast.rules.policy import Policy
 from finecast.tuning.result import Result
 from tests.kernels import state_kernels
@@ -227,7 +228,9 @@ def test_what_an_engine_lacks_is_refused_and_what_it_runs_is_named(
     onnx.save(parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         net (float[n, 2] x) => (float[n, 2] y) <float[2, 2] w = {1, 2, 3, 4}>
         { y = MatMul (x, w) }"""), path)  # fmt: skip
-    with pytest.raises(UsageError, match=f"plans in {fmt} are made for {other} alone") as e:
+    with pytest.raises(
+        UsageError, match=f"plans in {fmt} are made for {title_of(other)} alone"
+    ) as e:
         api.convert(path, None, f"all:{fmt}", engine=engine)
     named = e.value.fix.removeprefix("use ").rpartition("--engine ")[0]
     assert (alike.label in re.split(r" or |, ", named)) is runs
