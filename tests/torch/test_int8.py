@@ -130,10 +130,10 @@ def test_what_the_compiled_module_does_not_run_on_integers_is_dropped_and_said(
     made, told = converted(monkeypatch, net, left_out=frozenset({"linear"}))
     formats = {d.node: d.format for d in made.finecast_plan.decisions}
     assert [f for n, f in formats.items() if "linear" in n] == [Format.FP32, Format.INT8]
-    floats = "planned in int8, torch runs it in floats all the same"
+    floats = "planned in int8, PyTorch (compiled) runs it in floats all the same"
     assert f"'hidden/linear' keeps fp32: {floats}" in told
     (dropped,) = (d for d in made.finecast_plan.decisions if d.node == "hidden/linear")
-    assert "torch runs it in floats all the same" in dropped.reasons[-1].text
+    assert "PyTorch (compiled) runs it in floats all the same" in dropped.reasons[-1].text
     every = frozenset({"linear", "linear_1", "conv2d", "conv2d_1"})
     made, told = converted(monkeypatch, net, left_out=every)
     assert "int8" not in made.finecast_plan.counts

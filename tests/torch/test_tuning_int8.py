@@ -165,7 +165,7 @@ def test_nothing_is_planned_that_runs_on_floats(
     ran_on(monkeypatch, floats=bool)
     found = tuned(device, 1.0, "auto:int8")
     assert not found.improved
-    floats = "planned in int8, torch runs it in floats all the same"
+    floats = "planned in int8, PyTorch (compiled) runs it in floats all the same"
     assert any("'large/linear'" in note and floats in note for note in found.warnings)
 
 

@@ -112,8 +112,8 @@ def speed_of(engine: Engine, fmt: Format) -> Speed:
         name, missing = engine.title, _NO_KERNEL in capability.reason
         text = f"{name} has no {fmt.label} {'kernels' if missing else 'arithmetic'} here"
         return Speed(gains=False, text=text if missing else f"{text}{why}")
-    relative = f"x{capability.speed:.2g} as fast as fp32 in {engine.title}"
-    text = f"{fmt.label} is {relative} here{why}"
+    relative = f"x{capability.speed:.2g} of fp32's speed in {engine.title}"
+    text = f"{fmt.label} runs at {relative} here{why}"
     return Speed(gains=capability.worthwhile, text=text)
 
 
