@@ -184,7 +184,7 @@ def test_wrong_integers_are_not_planned_and_bf16_is(
 def test_what_is_no_format_of_compiled_modules_is_refused(device: Stated) -> None:
     with pytest.raises(UsageError, match="int8_weights is planned for models of") as e:
         tuned(device, 1.0, "auto:int8_weights")
-    assert e.value.fix.startswith("make it ONNX for openvino,")
+    assert e.value.fix.startswith("make it ONNX for OpenVINO,")
     with pytest.raises(UsageError, match="in models of ONNX and OpenVINO alone"):
         tuned(device, 1.0, "auto:int8+bias")
 
