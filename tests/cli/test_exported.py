@@ -132,7 +132,7 @@ def test_a_slow_format_asked_for_by_name_warns_with_the_ratio(
     out = model.with_name("low.pt2")
     options = ["--auto-cast", "all", "--auto-cast-type", "fp16"]
     assert main(["convert", str(model), "-o", str(out), *options]) == 0
-    assert "fp16 is x0.1 as fast as fp32" in capsys.readouterr().err
+    assert "fp16 runs at x0.1 of fp32's speed" in capsys.readouterr().err
 
 
 def test_inspect_and_explain(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
