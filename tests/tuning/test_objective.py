@@ -59,7 +59,7 @@ def test_less_memory_is_told_as_an_estimate(bench: Bench) -> None:
 def test_a_plan_that_is_not_as_good_as_asked_for(bench: Bench, objective: Objective) -> None:
     outcome = bench.tune(objective=objective, min_speedup=2.5)  # fp16 is half of fp32
     assert not outcome.improved
-    assert f"no plan is 2.5 times {objective.words.as_good} as fp32" in outcome.why
+    assert f"no plan is x2.5 {objective.words.as_good} as fp32" in outcome.why
     assert "of what fp32 takes" in outcome.why
     assert outcome.gain == outcome.speedup == 1.0
 
