@@ -262,5 +262,7 @@ def test_why_no_product_could_be_quantized(
         raise EngineError("products on integers are wrong by 0.3 on this CPU", fix="VNNI")
 
     monkeypatch.setattr(planning, "unfused", fail)
-    with pytest.raises(ModelError, match=r"to int8 \(planned in int8, PyTorch .* without VNNI"):
+    with pytest.raises(
+        ModelError, match=r"to int8 \(planned in int8, PyTorch .* without VNNI"
+    ):
         quantization.fit(trained, PostTrainingQuantConfig(**NO_BF16), loader(data))
