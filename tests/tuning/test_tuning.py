@@ -273,16 +273,21 @@ def test_a_plan_that_fails_in_a_later_run_is_left_out(bench: Bench) -> None:
     assert any("a plan was dropped (7 fp16): out of scratch" in w for w in outcome.warnings)
 
 
-def test_of_a_plan_that_does_not_run_as_planned_the_rest_is_tried(bench: Bench) -> None:
-    bench.engine.misruns = "conv0"
+def first_plan_misses() -> EvalFunction:
+    """A score of 1, and of 0 for the first plan that is evaluated, which is the fastest."""
     evaluated: list[float] = []
 
     def score(run: Run) -> float:
         if run_once(run):
             evaluated.append(0.0)
-        return 0.0 if len(evaluated) == BASELINE + 1 else 1.0  # the fastest plan misses
+        return 0.0 if len(evaluated) == BASELINE + 1 else 1.0
 
-    outcome = bench.tune(evaluate=score)
+    return score
+
+
+def test_of_a_plan_that_does_not_run_as_planned_the_rest_is_tried(bench: Bench) -> None:
+    bench.engine.misruns = "conv0"
+    outcome = bench.tune(evaluate=first_plan_misses())
     steps = outcome.findings.journal
     refused = [s for s in steps if s.result == "the engine does not run it as planned"]
     assert refused
@@ -295,14 +300,7 @@ def test_what_is_predicted_to_be_slow_races_only_if_the_fastest_misses(bench: Be
     fast = bench.tune().findings
     least = min(c.predicted_cost for c in fast.candidates)
     assert all(c.predicted_cost <= 1.3 * least for c in fast.candidates)
-    evaluated: list[float] = []
-
-    def score(run: Run) -> float:
-        if run_once(run):
-            evaluated.append(0.0)
-        return 0.0 if len(evaluated) == BASELINE + 1 else 1.0  # the fastest plan misses
-
-    all_raced = bench.tune(evaluate=score)
+    all_raced = bench.tune(evaluate=first_plan_misses())
     assert all_raced.improved
     assert max(c.predicted_cost for c in all_raced.findings.candidates) > 1.3 * least
 
@@ -381,14 +379,7 @@ def test_a_plan_is_not_taken_unless_all_its_interval_gains_what_is_asked(
 
 def test_what_the_search_considered_is_told(bench: Bench) -> None:
     """Nobody need run it again to see what a faster plan, or another node, would cost."""
-    evaluated: list[float] = []
-
-    def score(run: Run) -> float:
-        if run_once(run):
-            evaluated.append(0.0)
-        return 0.0 if len(evaluated) == BASELINE + 1 else 1.0  # the fastest plan misses
-
-    outcome = bench.tune(evaluate=score)
+    outcome = bench.tune(evaluate=first_plan_misses())
     found, faster = outcome.findings, outcome.next_faster
     assert outcome.improved
     assert faster is not None

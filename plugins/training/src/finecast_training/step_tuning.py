@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack
@@ -26,7 +26,7 @@ from finecast_training.paired_trial import PairedTrial, paired_trial
 from finecast_training.step import Loss
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_search import StepCandidate, StepSearch
-from finecast_training.target import Sampling, StepTarget, check_callable, optimizers_of
+from finecast_training.target import Call, Sampling, StepTarget, check_callable, optimizers_of
 from finecast_training.tuned_step import TunedStep
 
 OBJECTIVES: Final = {"time": "time", "memory": "memory"}
@@ -343,14 +343,7 @@ def _tried(
     for candidate in order:
         own = candidate.plan.compile(target.module), candidate.plan
         calls = {**fixed, "tuned": own}
-        trial = paired_trial(
-            target,
-            calls,
-            steps=goal.trial_steps,
-            seeds=goal.seeds,
-            micro_batches=goal.micro_batches,
-            progress=progress,
-        )
+        trial = _trial(search, calls, goal, progress)
         if not trial.is_worse("tuned") or candidate is search.fp32:
             candidate.why = ""
             return candidate, trial
@@ -358,6 +351,23 @@ def _tried(
         search.notes.append(f"{candidate.plan.name} was not taken: {candidate.why}")
     assert trial is not None
     return search.fp32, trial
+
+
+def _trial(
+    search: StepSearch,
+    calls: Mapping[str, tuple[Call, StepPlan]],
+    goal: StepGoal,
+    progress: Progress,
+) -> PairedTrial:
+    """Training by ``calls`` beside fp32, for as long as the goal says."""
+    return paired_trial(
+        search.target,
+        calls,
+        steps=goal.trial_steps,
+        seeds=goal.seeds,
+        micro_batches=goal.micro_batches,
+        progress=progress,
+    )
 
 
 def _with_low_states(
@@ -375,19 +385,11 @@ def _with_low_states(
     states = tuple(name for name in saved if all(name in of for of in everywhere))
     own = replace(plan, states=states)
     if states and goal.trial_steps:
-        target = search.target
         calls = {
-            name: (one.compile(target.module), one)
+            name: (one.compile(search.target.module), one)
             for name, one in (("fp32", search.fp32.plan), ("tuned", own))
         }
-        trial = paired_trial(
-            target,
-            calls,
-            steps=goal.trial_steps,
-            seeds=goal.seeds,
-            micro_batches=goal.micro_batches,
-            progress=progress,
-        )
+        trial = _trial(search, calls, goal, progress)
         lost = trial.is_worse("tuned")
         if any(_gathered(lost)) if _is_distributed() else lost:
             search.notes.append(
