@@ -489,3 +489,9 @@ def test_auto_leaves_a_module_that_would_gain_a_hair(monkeypatch: pytest.MonkeyP
     assert plan is not None
     assert not plan.low_formats
     assert torch.equal(low(x, mask), net(x, mask))
+
+
+def test_a_torchscript_module_is_refused_by_name() -> None:
+    scripted = torch.jit.trace(nn.Linear(4, 4), torch.ones(2, 4))
+    with pytest.raises(UsageError, match="captures no TorchScript module"):
+        finecast.convert(scripted, example_inputs=(torch.ones(2, 4),), policy="all:bf16")

@@ -39,10 +39,10 @@ LOSS: Final = 0.3
 LOSS_OFF: Final = 1.3
 """What the lowest plan loses over what may be lost, before any was tried: of nets it is from a
 quarter to 25 times as much. Its logarithm, and the deviation of that."""
-# The deviation of the logarithm of a measured over a predicted squared error: sums of single
-# errors are 2 dB off. As little is known of the error by a hint from that of the same plan by
-# casts, and of a loss from a measured error.
-_ERROR_OFF: Final = 0.5
+ROUGHLY: Final = 0.5
+"""The deviation of the logarithm of a measured over a predicted squared error: sums of single
+errors are 2 dB off. As little is known of the error by a hint from that of the same plan by
+casts, and of a loss from a measured error, from a stated error, or beyond what was counted."""
 # The same of an error that was measured on few samples, from that on others.
 _SAMPLES_OFF: Final = 0.2
 
@@ -251,7 +251,7 @@ class Belief:
         common = np.zeros((1, len(self._unit_errors[:, 1:].ravel()) + 1))
         common[0, -1] = self.loss_off
         more, off = self._losses.at(common)
-        apart = math.hypot(_ERROR_OFF, self.order * _ERROR_OFF / 2)
+        apart = math.hypot(ROUGHLY, self.order * ROUGHLY / 2)
         spread = math.hypot(float(off[0]), apart)
         logs = [-self.loss - float(more[0]) - spread * float(ndtri(c)) for c in chances]
         return [self.reference * math.exp(2 * log / self.order) for log in logs]
@@ -312,8 +312,8 @@ class Belief:
         """Of each unit and low format, and of a hint."""
         own = self._unit_errors[np.arange(len(label)), label]
         shares = self._by_format(label, own / (float(own.sum()) or 1.0))
-        hinted = _ERROR_OFF if plan.by_hint else 0.0
-        return np.array([*(_ERROR_OFF * np.sqrt(shares)), hinted])
+        hinted = ROUGHLY if plan.by_hint else 0.0
+        return np.array([*(ROUGHLY * np.sqrt(shares)), hinted])
 
     def _by_format(self, label: Ints, values: Floats) -> Floats:
         """float64[n * (k - 1)]: each unit's value at its low format."""

@@ -15,13 +15,8 @@ from finecast.tuning.hint import coded_over_hints, stated_by_hint
 from finecast.tuning.loop import Loop
 from finecast.tuning.probing import Probing
 from finecast.tuning.search import Corrections
+from finecast.tuning.trials import LEAST_OFF
 
-# A plan may miss the criterion if its predicted output error is above this share of the error
-# that the criterion is expected to allow.
-_NEARLY: Final = 0.8
-# A plan is not adjusted if its error is then still predicted to be above this many times the
-# allowed one.
-_FAR: Final = 1.5
 # Adjustments are taken to leave at least this share of a plan's squared error, a tenth of the
 # error itself.
 _LEAST_LEFT: Final = 0.01
@@ -29,8 +24,6 @@ _LEAST_LEFT: Final = 0.01
 _MORE_STEPS: Final = 7
 SEARCHES: Final = 3
 """Searches by probes, each of which ends in a trial that tells better what is allowed."""
-# The deviation of the logarithm of a loss from what a measured error says of it.
-_PROBED_OFF: Final = 0.1
 
 
 def corrected(corrections: Corrections, loop: Loop) -> Sequence[Proposal]:
@@ -49,7 +42,7 @@ def corrected(corrections: Corrections, loop: Loop) -> Sequence[Proposal]:
         return []
     nearest = min(coded, key=lambda c: c.error)
     allowed = trials.allowed_error() or nearest.error
-    if not _any_within(loop, _NEARLY**2 * allowed, allowed / _LEAST_LEFT):
+    if not _any_within(loop, allowed, allowed / _LEAST_LEFT):
         return []
     loop.models.progress("adjusting", 0, 1)
     gain = corrections.gain(nearest.plan)
@@ -57,9 +50,8 @@ def corrected(corrections: Corrections, loop: Loop) -> Sequence[Proposal]:
         return []
     # What a plan may have that is then corrected.
     before = allowed / gain.share if gain.share else math.inf
-    least, most = _NEARLY**2 * allowed, _FAR**2 * before
     cost = math.inf if best is None else best.cost / loop.least_gain
-    about = [c for c in candidates if c.plan.encodings and least < c.error <= most]
+    about = [c for c in candidates if c.plan.encodings and allowed < c.error <= before]
     fresh = near(loop.belief.planner, loop.belief.analysis, before)
     wanted = [
         *(p for p in fresh if p.time_s < loop.limit),
@@ -170,6 +162,6 @@ class Probed:
             return []
         probed = error(better.plan)
         loop.belief.tried(
-            better, loop.belief.order * math.log(probed / allowed) / 2, _PROBED_OFF
+            better, loop.belief.order * math.log(probed / allowed) / 2, LEAST_OFF
         )
         return [better]

@@ -21,17 +21,16 @@ from finecast.native.orders import OrderSpread
 from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.progress import Notice, Progress
+from finecast.tuning.belief import ROUGHLY
 from finecast.tuning.certifying import Certifier
 from finecast.tuning.decision_chances import DecisionChances
 from finecast.tuning.executor import LostTrialError
 from finecast.tuning.goal import Budget
 from finecast.tuning.search import Candidate, none_passes
 
-# The logarithm of a loss is known to this deviation at best, and hardly beyond these shares of
-# what may be lost.
-_LEAST_OFF: Final = 0.1
-_CENSORED: Final = 0.7
-_MUCH_LOST: Final = 5.0
+LEAST_OFF: Final = 0.1
+"""The deviation to which the logarithm of a loss is known at best."""
+# Losses beyond this many times what may be lost, or below that share of it, are hardly known.
 _MOST_LOST: Final = 30.0
 _TINY: Final = 1e-9
 # So many multiples of a plan's moves of margins are looked at.
@@ -200,7 +199,7 @@ class Trials:
         scale = self._passing_scale(metric)
         if scale is not None:
             within = 1.001 / _MOST_LOST < scale < _MOST_LOST / 1.001
-            return -math.log(scale), _LEAST_OFF if within else _CENSORED
+            return -math.log(scale), LEAST_OFF if within else ROUGHLY
         guiding, baseline = self._guiding(metric), self._guiding(self.baseline)
         if baseline == math.inf:
             share = _relative(guiding) / _relative(self._criterion.target(baseline))
@@ -208,11 +207,11 @@ class Trials:
             sign = 1.0 if self._criterion.higher_is_better else -1.0
             allowed = self._criterion.allowed_loss(baseline)
             share = sign * (baseline - guiding) / (allowed or _TINY)
-        if not share < _MUCH_LOST:  # NaN among them
-            return math.log(_MUCH_LOST), _CENSORED
+        if not share < _MOST_LOST:  # NaN among them
+            return math.log(_MOST_LOST), ROUGHLY
         if share <= 1 / _MOST_LOST:
-            return -math.log(_MOST_LOST), _CENSORED
-        return math.log(share), _LEAST_OFF
+            return -math.log(_MOST_LOST), ROUGHLY
+        return math.log(share), LEAST_OFF
 
     def _passing_scale(self, metric: float) -> float | None:
         """How many times as far a plan may move margins, so that other data keep the metric.

@@ -34,7 +34,7 @@ from finecast.planning.proposing import lowest, near, propose, stated
 from finecast.progress import ExpectedTime, Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
 from finecast.tuning import measuring
-from finecast.tuning.belief import Belief
+from finecast.tuning.belief import ROUGHLY, Belief
 from finecast.tuning.certifying import certifier_of
 from finecast.tuning.conclusion import Conclusion, final_benchmark
 from finecast.tuning.executor import Executor, LocalExecutor
@@ -64,9 +64,7 @@ _SAFER: Final = 0.5
 _COUNTED_OFF: Final = 0.005
 # That of compiled models, of which single kernels tell less.
 _COMPILED_OFF: Final = 0.25
-# The deviation of the logarithm of a loss where the criterion states an error, or where a plan
-# kept it in an earlier run; and the logarithm of what that plan is expected to lose.
-_STATED_OFF: Final = 0.4
+# The logarithm of what a plan is expected to lose that kept the criterion in an earlier run.
 _STARTED: Final = -0.3
 # What a search takes after the rules have judged: this many evaluations of all data, this many
 # times as long as it took to load the model and to observe its values (plans are compiled and
@@ -447,10 +445,10 @@ class _Tuning:
             belief.cost_off = _COMPILED_OFF
         stated = models.trials.stated_error
         if stated is not None:
-            belief.reference, belief.loss, belief.loss_off = stated, 0.0, _STATED_OFF
+            belief.reference, belief.loss, belief.loss_off = stated, 0.0, ROUGHLY
         elif self.started is not None and self.started.error > 0:
             belief.reference, belief.loss = self.started.error, _STARTED
-            belief.loss_off = _STATED_OFF
+            belief.loss_off = ROUGHLY
         proposers: list[Proposer] = [more_steps]
         if subject.target:
             proposers.append(Probed())

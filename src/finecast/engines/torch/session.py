@@ -296,6 +296,12 @@ def arguments_of(
             fix="give an nn.Module whose forward calls it, or a program, as"
             " finecast.torch.load(path) of a .pt2 file",
         )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UsageError(
+            "torch.export captures no TorchScript module",
+            where=type(module).__name__,
+            fix="give the nn.Module that it was scripted or traced from",
+        )
     check_no_autocast()
     if isinstance(module, ExportedProgram) and not args and not kwargs:
         return examples(module)
