@@ -95,7 +95,7 @@ def test_report_tune_explain_and_blame_name_the_same_op_first(
     path, data = outlier
     found = tuned(outlier)
     first = found.report().to_dict()["summary"]["limits"][0]
-    said = f"{SHARES_OF}: loud (int8) {first['measured_share']:.0%}, measured"
+    said = f"{SHARES_OF}: loud (int8) {first['measured_share']:.0%}, "
     explained = finecast.explain(path, plan=found.plan)
     assert said in str(found)
     assert said in str(explained)

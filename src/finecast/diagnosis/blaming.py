@@ -77,6 +77,10 @@ _AS_GOOD: Final = 4.0
 """Another op restores a model as well if the squared error left is at most so many times that
 which the best one leaves: one binary digit."""
 
+_OTHER_TOOLS: Final = (
+    "a tool that quantizes the model again, as quantize_static with nodes_to_exclude, has to"
+    " leave out the ops that make their inputs, too: else these stay integers"
+)
 _BY_DEFINITIONS: Final = (
     "both models were computed op by op, as the ops are defined and in the file's own types;"
     " --engine NAME compares them in the kernels of an engine"
@@ -306,6 +310,8 @@ class Blame(Report):
                 notes.append(f"first wrong result in the code: {first.source}")
         if self.keep and len(self.culprits) <= _KEPT_OPS:
             notes.append(f"convert and tune keep them in fp32 by {self.keep}")
+            if any(c.format == Format.INT8.label for c in self.culprits):
+                notes.append(_OTHER_TOOLS)
         if self.engine is None:
             notes.append(_BY_DEFINITIONS)
         return [*notes, self.effort]

@@ -45,6 +45,8 @@ from finecast.measure.timing import Demand, Latency, Took, Turns, now_s
 
 ANCHOR = "fp32"
 """The name of the callable that is in every round."""
+WAITING_COUNTS = "milliseconds include the waiting"
+"""What is said where calls waited for other processes."""
 # Half the interval of a speed, in standard errors.
 _INTERVAL = 2.7
 # Share of the ratios that are left out at either end: the middle half stays.
@@ -348,7 +350,7 @@ class Race:
         """What there is to say of the times."""
         note = (
             f"calls waited {self.denied:.0%} of their time for other processes: speeds compare"
-            " the processor time of calls, and milliseconds include the waiting"
+            f" the processor time of calls, and {WAITING_COUNTS}"
         )
         return (note,) if self.denied else ()
 

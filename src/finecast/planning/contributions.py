@@ -231,7 +231,7 @@ class Contributions:
         return cls(
             low=_most([(g, g.known_share) for g in groups if g.is_low]),
             kept=_most(kept),
-            alone=sum(one.share for one in groups if one.is_low),
+            alone=sum(one.known_share for one in groups if one.is_low),
         )
 
     @property

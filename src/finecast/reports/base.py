@@ -158,7 +158,7 @@ def output_lines(
     if left_out:
         few = listed(left_out, _LISTED)
         lines.append(
-            f"outputs that are not compared (copies of inputs, or left out by --of): {few}"
+            f"outputs that are not compared, as copies of inputs, caches, or by --of: {few}"
         )
     return lines
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from finecast.engines.exact import RELATIVE_ERROR
+from finecast.measure.racing import WAITING_COUNTS
 from finecast.naming import an, enumerated, excluding, number_of, percent, percents
 from finecast.numbers.thresholds import MODELLED_GAIN
 from finecast.planning.contributions import shared_rest
@@ -129,7 +130,18 @@ def _speed(content: Mapping[str, Any], result: Mapping[str, Any]) -> str:
         f"A call takes {_ms(after['latency_ms'])} instead of {_ms(before['latency_ms'])}:"
         f" x{result['speedup']:.2f} as fast{_range(result)}, {where},"
         f" {_counted(result)}with"
-        f" {_ops(content)}."
+        f" {_ops(content)}.{_waiting(result)}"
+    )
+
+
+def _waiting(result: Mapping[str, Any]) -> str:
+    """That times are longer than calls take by themselves; empty if they are not."""
+    waited = any(WAITING_COUNTS in text for text in result.get("warnings") or ())
+    if not waited:
+        return ""
+    return (
+        " Other processes ran beside it: its milliseconds include waiting for them, its speed"
+        " does not."
     )
 
 
@@ -172,7 +184,11 @@ def _costs(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) ->
         shares += [f"{how} {enumerated(named)}"] if named else []
     if not shares:
         return _heading(content, limiting)
-    alone = sum(unit["share"] for unit in content["units"] if unit["type"] != _FP32)
+    alone = sum(
+        unit["share"] if unit["measured_share"] is None else unit["measured_share"]
+        for unit in content["units"]
+        if unit["type"] != _FP32
+    )
     shares += filter(None, [shared_rest(alone)])
     return f"Where its squared output error comes from: {'; '.join(shares)}."
 
@@ -191,10 +207,10 @@ def _next(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) -> 
         option = excluding([content["ops"][i]["name"] for i in costly])
         more = f"tune with {option if len(costly) <= _MOST_EXCLUDED else '--exclude'}"
         more += ", which keeps in fp32 what costs the most accuracy"
-    return (
-        f"Next: {check}. If it loses too much, {more}; if too little is gained, see the plans"
-        " that were tried."
-    )
+    faster = "see the plans that were tried"
+    if not result.get("next_faster"):
+        faster = "no plan that was considered is faster"
+    return f"Next: {check}. If it loses too much, {more}; if too little is gained, {faster}."
 
 
 def _counted(found: Mapping[str, Any]) -> str:
@@ -225,12 +241,11 @@ def _heading(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) 
             else "no search was kept with this plan"
         )
         return f"Which ops limit precision is not known: {reason}."
-    share = sum(unit["share"] for unit in limiting)
     ops = "op" if len(limiting) == 1 else f"{len(limiting)} ops"
     costs = "costs" if len(limiting) == 1 else "cost"
     return (
-        f"The {ops} in reduced precision that {costs} the most accuracy:"
-        f" {share:.0%} of the predicted squared error of the model's output."
+        f"The {ops} in reduced precision that {costs} the most accuracy, by the share of the"
+        " squared error of the model's output:"
     )
 
 

@@ -50,7 +50,7 @@ _EQUAL: Final = Interval(low=1.0, median=1.0, high=1.0)
 # op in int8, and a net of 5,000 ops would take half a minute more.
 _MOST_OPS: Final = 3000
 _MOST_CONFIRMED: Final = 3
-"""Predicted shares that are measured until the largest one known is a measured one."""
+"""Predicted shares that are measured, the largest first."""
 _TOO_SMALL: Final = (
     "its products save less than the casts around them and the calls of more kernels cost"
 )
@@ -174,14 +174,15 @@ class Conclusion:
     def _confirmed(self, plan: Plan, exact: Exact, errors: Mapping[str, float]) -> Plan:
         """``plan``, with what putting the ops that cost most accuracy into fp32 gave.
 
-        Their share was predicted: where less is measured, another op may cost more, and is
-        measured, too. Where that cannot be done, the plan is as it was.
+        Their shares were predicted; each that is named is measured, as neighbours that round
+        the same values may leave little of it. Where that cannot be done, the plan is as it
+        was.
         """
         if not errors or exact.figure != RELATIVE_ERROR:
             return plan
         for number in range(_MOST_CONFIRMED):
-            costly = Contributions.of(plan).low
-            if not costly or costly[0].measured is not None:
+            costly = [one for one in Contributions.of(plan).low if one.measured is None]
+            if not costly:
                 break
             returned = in_fp32(plan, costly[0])
             if returned is None:

@@ -77,13 +77,13 @@ class InOtherEngine:
         """The same in words."""
         engine = title_of(self.engine)
         if self.speed is None:
-            return f"this file does not run in {engine}: {self.why}"
+            return f"in {engine} this file does not run: {self.why}"
         times = f"x{self.speed.median:.2f}"
         if self.speed.high < 1:
-            return f"this file is slower than fp32 in {engine}: {times}"
+            return f"in {engine} this file is slower than fp32 is there: {times}"
         if self.speed.low > 1:
-            return f"this file is faster than fp32 in {engine}, too: {times}"
-        return f"this file is about as fast as fp32 in {engine}: {times}"
+            return f"in {engine}, too, this file is faster than fp32 is there: {times}"
+        return f"in {engine} this file is about as fast as fp32 is there: {times}"
 
     def to_dict(self) -> dict[str, Any]:
         """The same in JSON's types."""

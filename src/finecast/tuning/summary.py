@@ -38,6 +38,7 @@ TF32_TIMES: Final = (
 _MOST_PHASES: Final = 8
 _LEAST_PHASE_S: Final = 0.1
 _MOST_REASONS: Final = 3
+_MOST_EVALUATED: Final = 5
 _REMOVED: Final = "none"
 # For objectives whose cost no other column shows: the heading of a column for it, and how its
 # figure is computed from the cost.
@@ -47,8 +48,8 @@ _COUNTED: Final[Mapping[Objective, tuple[str, Callable[[float], float]]]] = {
 }
 _BY_RULES: Final = ("is kept by a rule", "are kept by rules")
 _CANNOT: Final = (
-    "cannot run in a lower format here, or only moves data",
-    "cannot run in a lower format here, or only move data",
+    "has no kernel of its own in a lower format, or only moves data",
+    "have no kernel of their own in a lower format, or only move data",
 )
 # Why an op stays in fp32, and why several do, by what decided other than rules alone.
 _BECAUSE: Final[Mapping[str, tuple[str, str]]] = {
@@ -223,13 +224,18 @@ def notes(result: Result) -> list[str]:
         near = preferred.engine == result.engine and any(
             other.call_s < preferred.call_s for other in others
         )
-        kept = f"{title_of(preferred.engine)} is kept unless another is x{CLEAR} as fast"
+        hinted = preferred.unsearched_s < preferred.call_s
+        reached = "what it reaches by its bf16 hint" if hinted else "it"
+        kept = (
+            f"{title_of(preferred.engine)} is kept unless another is x{CLEAR} as fast as"
+            f" {reached}"
+        )
         why = f"; {kept}" if near else ""
         compared = f"a call of fp32 in a quick comparison of engines: {times}{why}"
         lines.append(f"{compared}; choose by --engine")
     lines += [one.text for one in result.other_engines]
-    faster = next_faster(record, result.plan.digest)
-    lines += [faster] if faster else []
+    faster = next_faster(record, result.plan.digest) if result.improved else ""
+    lines += [faster] if faster else _evaluated(result)
     if result.reused_sensitivities:
         formats = ", ".join(result.reused_sensitivities)
         lines.append(f"sensitivities of {formats} were taken from the study")
@@ -300,6 +306,24 @@ def _parts(errors: Mapping[str, float]) -> list[str]:
     return [f"predicted error of quantized {told}"]
 
 
+def _evaluated(result: Result) -> list[str]:
+    """A line on the plans that were evaluated where none was taken; none where one was."""
+    if result.improved:
+        return []
+    scored = [one for one in result.findings.candidates if one.metric is not None]
+    fp32 = result.findings.fp32_cost
+    texts = [
+        f"{one.name} {one.metric:.6g}"
+        + (f" (x{fp32 / one.cost:.2f} as fast)" if fp32 and one.cost else "")
+        for one in scored[:_MOST_EVALUATED]
+    ]
+    more = len(scored) - len(texts)
+    texts += [f"{more} more"] if more else []
+    if not texts:
+        return []
+    return [f"{result.metric} of the plans that were evaluated: {', '.join(texts)}"]
+
+
 def _kept(result: Result) -> list[str]:
     """A line on the ops that stay in fp32 and what decided that; none if no op is low."""
     fp32_groups = [one for one in groups(result.plan) if one.format == Format.FP32.label]
@@ -335,7 +359,9 @@ def _ran(result: Result) -> list[str]:
         + ", ".join(f"{n} in {into}" for (of, into), n in counts.most_common() if of == label)
         for label, count in planned.items()
     )
-    return [f"types of the kernels that ran them, alone or fused with others: {types}"]
+    return [
+        f"types of the kernels in which they ran, an op in fp32 also in another's: {types}"
+    ]
 
 
 def _phases(phases: Mapping[str, float]) -> list[str]:
@@ -366,8 +392,10 @@ def _files(result: Result) -> list[str]:
         path = path.relative_to(here) if path.is_relative_to(here) else path
         command = f"finecast explain {shlex.quote(str(path))}"
         command += f" --plan {shlex.quote(str(result.plan_out))}"
-        why = command if path.exists() else ".ops of the result"
-        lines.append(Verbatim(f"why each op has its format: {why}"))
+        if path.exists():
+            lines.append(Verbatim(f"why each op has its format: {command}"))
+        else:
+            lines.append("the format of each op, with its reason, is in .ops of the result")
     if result.lock is not None:
         written = shlex.quote(str(result.output))
         lines.append(Verbatim(f"on the machine that will run it: finecast verify {written}"))
