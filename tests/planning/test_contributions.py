@@ -32,14 +32,14 @@ REST = "; the other 96% goes only if neighbouring ops return to fp32 together"
 @pytest.mark.parametrize(
     ("left", "told"),
     [
-        (0.5, "n0 (bf16) 50%, n1 (bf16) 50%"),
-        (0.98, f"n0 (bf16) 2%, n1 (bf16) 2%{REST}"),
+        (0.5, "n0 (bf16) 50%, n1 (bf16) 50%, as predicted"),
+        (0.98, f"n0 (bf16) 2%, n1 (bf16) 2%, as predicted{REST}"),
     ],
 )
 def test_error_of_no_op_alone_is_reported(left: float, told: str) -> None:
     """In PyTorch a value stays rounded until the ops on both sides of it are in fp32."""
     first, *_ = Contributions.of(plan_of(left)).lines
-    assert first == f"shares of the squared output error: predicted: {told}"
+    assert first == f"shares of the squared output error: {told}"
 
 
 def test_an_op_of_a_small_measured_share_is_not_named_first() -> None:
@@ -51,7 +51,7 @@ def test_an_op_of_a_small_measured_share_is_not_named_first() -> None:
     told, *_ = Contributions.of(measured).lines
     assert told == (
         f"shares of the squared output error: {first.main} (bf16) 10%, measured by putting it"
-        f" back into fp32; predicted: {second.main} (bf16) 50%"
+        f" back into fp32; {second.main} (bf16) 50%, as predicted"
     )
     both = confirmed(measured, second, 1.0, math.sqrt(0.6))
     told, *_ = Contributions.of(both).lines

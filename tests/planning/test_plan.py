@@ -138,7 +138,7 @@ def test_a_plan_without_its_checksum_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", r"not a finecast plan: it is no JSON: Expecting value in line 1 \(p"),
+        ("", r"not a finecast plan, which is JSON \(line 1: Expecting value\) \(p"),
         ("[]", "not a finecast plan: it is \\[\\], expected an object"),
         ("null", "not a finecast plan"),
         ("{}", "not a finecast plan: it has no 'version'"),

@@ -26,6 +26,7 @@ from finecast.native.torch.model import of_module
 from finecast.native.torch.subject import TorchSubject, waiting_notes
 from finecast.native.torch.workload import ModuleWorkload
 from finecast.numbers.formats import Format
+from finecast.planning.contributions import Contributions
 from tests.torch.planned import plan_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -130,6 +131,10 @@ def test_it_improves(device: Device) -> None:
     net = Branches().train()
     found = tuned(device, 1.0, net)
     assert found.improved
+    # Each op that is named as costly was put back into fp32 and run.
+    costly = Contributions.of(found.plan).low
+    assert costly
+    assert all(one.measured is not None for one in costly)
     assert products(found.model) == 2
     assert found.speedup == pytest.approx(4 / 2)
     assert (found.baseline.latency_s, found.tuned.latency_s) == pytest.approx((4e-3, 2e-3))

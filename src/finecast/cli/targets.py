@@ -106,11 +106,11 @@ def _print_one(target: Target) -> None:
             )
     flags = {
         "casts at the ports are free": target.free_casts,
-        "can clamp infinities in its transposes": target.saturate_infinity,
+        "infinities can be clamped in its transposes": target.saturate_infinity,
         "conversions to fp8 saturate": target.saturating_fp8,
         "stochastic rounding": target.stochastic_rounding,
     }
-    lines = [f"{'yes' if on else 'no '}  {what}" for what, on in flags.items()]
+    lines = [f"{what}: {'yes' if on else 'no'}" for what, on in flags.items()]
     moves = " or ".join(r.value for r in target.relayouts)
     lines.append(f"{target.bandwidth_gb_s:g} GB/s; transposes by {moves}")
     if target.widened:

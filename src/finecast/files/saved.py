@@ -149,7 +149,7 @@ def reading(what: str, where: str, fix: str) -> Generator[Reading]:
             raise
         raise UsageError(error.what, where=place(), fix=error.fix or fix) from error
     except json.JSONDecodeError as error:
-        text = f"not a {what}: it is no JSON: {error.msg} in line {error.lineno}"
+        text = f"not a {what}, which is JSON (line {error.lineno}: {error.msg})"
         raise UsageError(text, where=where, fix=fix) from error
     except (
         ArithmeticError,  # an infinite number

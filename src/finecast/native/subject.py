@@ -18,6 +18,7 @@ from finecast.engines.base import Engine, Feeds, KernelTime, Session
 from finecast.engines.exact import Exact
 from finecast.engines.probe import Speed
 from finecast.errors import EngineError, Unfit, UsageError
+from finecast.measure.environment import environment
 from finecast.measure.racing import Effort, Race
 from finecast.measure.study import Study
 from finecast.native.orders import OrderSpread
@@ -224,6 +225,11 @@ class Subject(ABC):
     def runs_in(self) -> str:
         """The engine and its device, ``NAME:DEVICE``; empty if none runs it here."""
         return ""
+
+    @property
+    def threads(self) -> int:
+        """On how many threads calls are timed."""
+        return environment().cores
 
     def engine_times(self, workload: Workload, *, hint: bool) -> Sequence[EngineTime]:
         """How fast the fp32 model runs here by engine, its own first; empty if that is one.

@@ -253,7 +253,7 @@ class Contributions:
         each = "it" if len(measured) == 1 else "each"
         texts = [f"{', '.join(measured)}, measured by putting {each} back into fp32"]
         if predicted:
-            texts.append(f"predicted: {', '.join(predicted)}")
+            texts.append(f"{', '.join(predicted)}, as predicted")
         return "; ".join(texts if measured else texts[1:])
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from finecast.naming import percent
 from finecast.numbers.formats import Format
 from finecast.planning.alternatives import explained, labels_of
 from finecast.planning.plan import Plan
@@ -146,7 +147,7 @@ def near(
     for share in shares:
         choice = within(planner, analysis, steps, share**2 * error)
         if choice is not None and choice.lowers and choice.formats not in proposals:
-            name = f"between steps, error {math.sqrt(choice.error):.3g}"
+            name = f"plan of error {percent(math.sqrt(choice.error))}"
             proposals[choice.formats] = proposal(planner, analysis, choice, name)
     return list(proposals.values())
 

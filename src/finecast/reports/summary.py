@@ -13,7 +13,7 @@ from typing import Any, Final
 from finecast.engines.exact import RELATIVE_ERROR
 from finecast.measure.racing import WAITING_COUNTS
 from finecast.naming import an, enumerated, excluding, number_of, percent, percents
-from finecast.numbers.thresholds import MODELLED_GAIN
+from finecast.numbers.thresholds import MODELLED_GAIN, SAME_TIME
 from finecast.planning.contributions import shared_rest
 from finecast.plugin import title_of
 from finecast.reports.base import loss_text
@@ -136,7 +136,8 @@ def _speed(content: Mapping[str, Any], result: Mapping[str, Any]) -> str:
 
 def _waiting(result: Mapping[str, Any]) -> str:
     """That times are longer than calls take by themselves; empty if they are not."""
-    waited = any(WAITING_COUNTS in text for text in result.get("warnings") or ())
+    notes = (result.get("conditions") or {}).get("timing_notes") or ()
+    waited = any(WAITING_COUNTS in text for text in notes)
     if not waited:
         return ""
     return (
@@ -431,7 +432,8 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     predicted = _predicted(one, own)
     if times and times < MODELLED_GAIN:
         return ""  # by the races it is as fast, whatever was predicted
-    if not times and not one.get("gain") and predicted and predicted < MODELLED_GAIN:
+    same = MODELLED_GAIN if found.get("target") else SAME_TIME
+    if not times and predicted and predicted < same:
         return ""
     good, chosen = f"as {_AS_GOOD.get(found['objective'], 'fast')}", "as the chosen one"
     how = "predicted to be faster"

@@ -415,6 +415,7 @@ class Conclusion:
             "higher_is_better": self.workload.higher_is_better,
             "confidence": self.trials.budget.goal.criterion.confidence,
             "samples": self.workload.samples or None,
+            "threads": self.subject.threads,
             "timed": [
                 {name: list(array.shape) for name, array in call.items()}
                 for feeds in timed

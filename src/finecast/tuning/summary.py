@@ -272,7 +272,7 @@ def timed_in(result: Result) -> str:
     """In which engine times were measured, on how many threads; empty where none was."""
     if result.target or not result.engine:
         return ""
-    threads = number_of(environment().cores, "thread")
+    threads = number_of(result.conditions.get("threads", environment().cores), "thread")
     return f"timed in {title_of(result.engine)}, {threads}{_sizes(result)}"
 
 

@@ -177,6 +177,11 @@ class TorchSubject(EngineSubject):
         return (Format.BF16,)
 
     @property
+    def threads(self) -> int:
+        """Those of PyTorch in this process."""
+        return torch.get_num_threads()
+
+    @property
     def max_steps(self) -> int:
         """The number of steps in the options."""
         return self.options.steps
@@ -249,6 +254,10 @@ class TorchSubject(EngineSubject):
                 RunnableModule(module=built.model, program=program)
             )
         return built.loaded
+
+    def tried(self, built: Built) -> Session:
+        """``session``, not kept: a module that is not compiled is loaded in no time."""
+        return self.session(replace(built))
 
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
         """Time all modules, each prepared as it is deployed."""
