@@ -136,3 +136,9 @@ def test_what_may_be_lost_is_a_number_or_a_percentage(name: str) -> None:
         with pytest.raises(UsageError, match=f"'{bad}' is not a number") as caught:
             read(**{name: bad})
         assert caught.value.fix == "give 0.01 or 1%"
+
+
+def test_a_drop_in_percent_is_refused() -> None:
+    """The text was taken as a hundredth of the metric's unit, and --tolerance is of fp32's metric."""
+    with pytest.raises(UsageError, match="or --tolerance 1% for that share"):
+        Criterion(max_drop="1%")  # pyright: ignore[reportArgumentType]

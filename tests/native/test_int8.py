@@ -213,6 +213,18 @@ def test_a_plan_is_replayed(net: Path, openvino: OpenVinoEngine) -> None:
     assert kinds(again) == kinds(out)
 
 
+def test_random_inputs_of_a_replayed_plan_are_within_its_scales(net: Path) -> None:
+    """Standard normal ones saturated: "96.7%, no digit of it is right" of a good plan."""
+    skip_without_int8()
+    x = np.random.default_rng(1).uniform(0, 0.1, (8, 3, 16, 16)).astype(np.float32)
+    out, again = (net.with_name(f"{n}.onnx") for n in ("small", "small_again"))
+    done = api.convert(net, out, "all:int8", data={"x": x}, engine="openvino")
+    applied = api.apply(done.plan, net, again, engine="openvino")
+    assert applied.verified.random
+    assert applied.verified.relative_error is not None
+    assert applied.verified.relative_error < 0.01
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -28,6 +28,22 @@ _DEFAULT_TOLERANCE: Final = 0.01
 _DIGITS: Final = 12
 
 
+def _drop_of(given: float | str | None) -> float | None:
+    """A loss in the metric's own unit.
+
+    Raises:
+        UsageError: If it is none, or a percentage: of what is not said.
+    """
+    if isinstance(given, str) and given.strip().endswith("%"):
+        raise UsageError(
+            f"{given.strip()!r} is a share, and this is in the metric's own unit",
+            where="--max-drop",
+            fix=f"give 0.01 for a point of top1, or --tolerance {given.strip()} for that share"
+            " of fp32's metric",
+        )
+    return share_of(given, where="--max-drop", example=_DEFAULT_TOLERANCE)
+
+
 def _range_of(given: str | Sequence[float] | None) -> tuple[float, float] | None:
     """The ends of a range, given as two numbers or as text: ``0:1``; None stays None.
 
@@ -102,7 +118,7 @@ class Criterion:
         " of fp32's metric.",
         metavar="X",
         python=((Real, str), "a number"),
-        convert=partial(share_of, where="--max-drop", example=_DEFAULT_TOLERANCE),
+        convert=_drop_of,
     ).field(None)
     keep: float | str | None = Option(
         help="Alias: the share of fp32's metric to keep, as 99%.",

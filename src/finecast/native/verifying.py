@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from finecast.data.deviation import deviation
-from finecast.data.input_ranges import Range, input_ranges, without_masks
+from finecast.data.input_ranges import Normal, Range, input_ranges, without_masks
 from finecast.data.response import change, nan_outputs, resampled
 from finecast.data.sizes import (
     affordable,
@@ -44,8 +46,10 @@ from finecast.native.hint import check_marks
 from finecast.native.inner_decisions import changed_decisions
 from finecast.native.integers import check_on_integers
 from finecast.native.source import EngineBuilt, Source, VerifyOn
+from finecast.numbers.encodings import Encodings, Scaled
 from finecast.numbers.thresholds import NOTICED
 from finecast.planning.free_rows import free_outputs, matched
+from finecast.planning.plan import Plan
 from finecast.plugin import title_of
 
 
@@ -76,7 +80,7 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         raise
     with as_given():
         second = SecondOpinion.on(pair.source, engine)
-        ran = reference_run(reference, feeds, applied.graph, second)
+        ran = reference_run(reference, feeds, applied.graph, second, plan)
     followed = _followed(reference, ran)
     doubt = ""
     if ran.feeds is not None:
@@ -127,7 +131,7 @@ def _run_alone(pair: Pair, feeds: FeedMaker, why: str) -> Verified:
     session, _ = pair.converted()
     check_marks(pair.built.plan, graph, session)
     name, note = pair.engine.label, f"fp32 was not run: {why}"
-    lengths, ranges = next(_extremes(graph, feeds))
+    lengths, ranges = next(_extremes(graph, feeds, pair.built.plan))
     given = feeds.draw(session.inputs, ranges, lengths)
     outputs = session.run(feeds_for(session, given))
     check_on_integers(pair.engine, pair.built.plan, pair.built.applied, given, session)
@@ -321,6 +325,7 @@ def reference_run(
     feeds: FeedMaker,
     graph: Graph,
     second: SecondOpinion,
+    plan: Plan,
 ) -> ReferenceRun:
     """Run the fp32 model on the first feeds that it takes.
 
@@ -335,7 +340,7 @@ def reference_run(
     note = f"loaded, not run: {remedy} to compare outputs"
     hidden = any(node.region for node in graph.nodes) or guessed_dims(input_specs(graph))
     careful = second.session if hidden and not feeds.batches else None
-    for lengths, ranges in _extremes(graph, feeds):
+    for lengths, ranges in _extremes(graph, feeds, plan):
         try:
             given = feeds.draw(reference.inputs, ranges, lengths)
         except UsageError as error:
@@ -400,7 +405,7 @@ def _remedy(reference: Session) -> str:
 
 
 def _extremes(
-    graph: Graph, feeds: FeedMaker
+    graph: Graph, feeds: FeedMaker, plan: Plan
 ) -> Iterator[tuple[dict[str, int], Mapping[str, Range]]]:
     """Lengths and ranges of random feeds, to be tried until the fp32 model runs.
 
@@ -411,7 +416,7 @@ def _extremes(
     if feeds.batches:  # data is taken as it is
         yield {}, {}
         return
-    ranges = input_ranges(graph)
+    ranges = input_ranges(graph) | _within_scales(graph, plan)
     limits = length_limits(graph)
     for spare in (0, 2):
         lengths = {name: max(rows - spare, 1) for name, rows in limits.items()}
@@ -425,6 +430,33 @@ def _extremes(
             yield sizes, ranges
         if number == 0 and ranges:
             yield sizes, {}
+
+
+_DEVIATIONS: Final = 3.0
+"""Half a range that scales cover, in deviations: one in 400 numbers is beyond it."""
+
+
+def _within_scales(graph: Graph, plan: Plan) -> dict[str, Range]:
+    """Numbers that the plan's scales of inputs cover, by the inputs' names.
+
+    Scales are those of the data that the plan was made on. What is far beyond them saturates,
+    and says nothing of the plan's formats.
+    """
+    ranges: dict[str, Range] = {}
+    encodings = plan.encodings
+    for node in graph.nodes:
+        for index, encoding in encodings.get(node.name, Encodings()).operands.items():
+            value = node.inputs[index]
+            if value is None or not graph.values[value].is_input:
+                continue
+            if isinstance(encoding, Scaled) and len(encoding.scale) == 1:
+                ends = (encoding.grid.lowest, encoding.grid.highest)
+                low, high = ((end - encoding.zero_point) * encoding.scale[0] for end in ends)
+                ranges[graph.values[value].name] = Normal(
+                    mean=np.asarray((low + high) / 2),
+                    deviation=np.asarray((high - low) / (2 * _DEVIATIONS)),
+                )
+    return ranges
 
 
 def _positions(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> int:

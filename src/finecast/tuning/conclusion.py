@@ -336,6 +336,11 @@ class Conclusion:
         if not isinstance(built, Hinted):
             return ""
         name = self.subject.model.name
+        if self.planner.from_type:  # the hint was judged on a model that is no file here
+            return (
+                f"an output NAME.xml holds it; {name} itself, in {self.planner.from_type}, has"
+                " another accuracy under the hint"
+            )
         return by_the_hint(self.subject.runner, built.format, repr(name))
 
     def _outcome(
