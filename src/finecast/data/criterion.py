@@ -38,8 +38,7 @@ def _drop_of(given: float | str | None) -> float | None:
         raise UsageError(
             f"{given.strip()!r} is a share, and this is in the metric's own unit",
             where="--max-drop",
-            fix=f"give 0.01 for a point of top1, or --tolerance {given.strip()} for that share"
-            " of fp32's metric",
+            fix="give 0.01 for a point of top1, or by --tolerance the share of fp32's metric",
         )
     return share_of(given, where="--max-drop", example=_DEFAULT_TOLERANCE)
 

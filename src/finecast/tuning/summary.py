@@ -234,8 +234,10 @@ def notes(result: Result) -> list[str]:
         compared = f"a call of fp32 in a quick comparison of engines: {times}{why}"
         lines.append(f"{compared}; choose by --engine")
     lines += [one.text for one in result.other_engines]
-    faster = next_faster(record, result.plan.digest) if result.improved else ""
-    lines += [faster] if faster else _evaluated(result)
+    missed = (record["next_faster"] or {}).get("passed") is False
+    faster = next_faster(record, result.plan.digest) if result.improved or missed else ""
+    lines += [faster] if faster else []
+    lines += _evaluated(result)
     if result.reused_sensitivities:
         formats = ", ".join(result.reused_sensitivities)
         lines.append(f"sensitivities of {formats} were taken from the study")
