@@ -46,8 +46,9 @@ from finecast.tuning.search import Candidate, chain, rivals
 from finecast.tuning.trials import Trials
 
 _EQUAL: Final = Interval(low=1.0, median=1.0, high=1.0)
-# Models of more ops are not loaded in other processes at the end: each compiles for 1.5 ms an
-# op in int8, and a net of 5,000 ops would take half a minute more.
+# Models of more ops are not loaded in other processes at the end, and one share of their error
+# is measured: each compiles for 1.5 ms an op in int8, and a net of 5,000 ops would take half a
+# minute more.
 _MOST_OPS: Final = 3000
 _MOST_CONFIRMED: Final = 3
 """Predicted shares that are measured, the largest first."""
@@ -180,14 +181,16 @@ class Conclusion:
         """
         if not errors or exact.figure != RELATIVE_ERROR:
             return plan
-        for number in range(_MOST_CONFIRMED):
+        is_large = len(self.planner.graph.nodes) > _MOST_OPS
+        most = 1 if is_large else _MOST_CONFIRMED
+        for number in range(most):
             costly = [one for one in Contributions.of(plan).low if one.measured is None]
             if not costly:
                 break
             returned = in_fp32(plan, costly[0])
             if returned is None:
                 break
-            self.trials.progress("confirmation of the largest error", number, _MOST_CONFIRMED)
+            self.trials.progress("confirmation of the largest errors", number, most)
             try:
                 session = self.subject.tried(self.subject.model.build(returned))
                 error = exact.error(session)
