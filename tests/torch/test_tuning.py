@@ -131,6 +131,7 @@ def test_it_improves(device: Device) -> None:
     net = Branches().train()
     found = tuned(device, 1.0, net)
     assert found.improved
+    assert found.conditions["threads"] == torch.get_num_threads()
     # Each op that is named as costly was put back into fp32 and run.
     costly = Contributions.of(found.plan).low
     assert costly
