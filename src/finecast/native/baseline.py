@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from finecast.data.deviation import Deviation, Expected, deviation, expected
-from finecast.engines.base import Engine, Feeds, Session, each_call, feeds_for
+from finecast.engines.base import Engine, Feeds, Session, feeds_for
 from finecast.engines.exact import CachedSession
 from finecast.engines.faults import fault_of_integers
 from finecast.engines.loading import load_model
 from finecast.errors import EngineError
 from finecast.graph import Graph
 from finecast.naming import left_out
-from finecast.native.acceptance import FirstWrong, Outputs, nudge
+from finecast.native.acceptance import FirstWrong, Outputs, nudged
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
 from finecast.numbers.thresholds import APPROXIMATED, ENGINE_FACTOR, LIMIT
@@ -94,8 +94,7 @@ def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Output
         apart = {n: d for n, d in off.items() if bounds.is_beyond(ids.get(n), d, APPROXIMATED)}
         if not apart:
             return ""
-        nudged = each_call(feeds, lambda call: {n: nudge(a) for n, a in call.items()})
-        again = session.run(feeds_for(session, nudged))
+        again = session.run(feeds_for(session, nudged(feeds)))
     except EngineError:
         return ""  # it does not run there, so that there is no second opinion
     wrong: dict[str, tuple[Deviation, float]] = {}
