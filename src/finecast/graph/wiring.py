@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import repeat
 from typing import Final, NamedTuple, TypeAlias
 
 from finecast.graph import Graph
@@ -118,7 +118,7 @@ class _Side:
                 _Input(port if named else "")
                 if i == MODEL_INPUT
                 else _Result(i, int(port or 0) if ported else 0)
-                for i, port in zip_longest(op.inputs, op.ports, fillvalue="")
+                for i, port in zip(op.inputs, op.ports or repeat(""), strict=False)
             ]
             for op in structure
         ]
