@@ -489,3 +489,24 @@ def test_an_input_may_be_an_output(tmp_path: Path) -> None:
     exact = parse(text)
     low = finecast.convert(exact, policy="all:bf16", verify=False, progress=False).model
     assert finecast.blame(exact, low, data=data, progress=False).passed
+
+
+@pytest.mark.parametrize("opset", [7, 8])
+def test_models_of_early_opsets(opset: int, tmp_path: Path) -> None:
+    """The opset has no Where, by which ops are returned to fp32."""
+    ports = "(float[n,8] x) => (float[n,8] y)"
+    exact = onnx.parser.parse_model(
+        f'<ir_version: 4, opset_import: ["" : {opset}]> net {ports} {{'
+        " [product] p = MatMul(x, w) [last] y = Tanh(p) }"
+    )
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(8, 8)).astype(np.float32)
+    exact.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    data = {"x": rng.normal(size=(8, 8)).astype(np.float32)}
+    found = finecast.blame(exact, to_fp16(exact), data=data, progress=False)
+    assert 0 < found.value < found.limit
+    common: dict[str, Any] = {"metric": "cosine", "data": data, "progress": False}
+    tuned = finecast.tune(exact, policy="all:fp16", target="t4", max_drop=0.1, **common)
+    assert "judged" not in str(tuned)
+    low = finecast.convert(exact, policy="all:fp16", data=data, progress=False).model
+    assert low.opset_import[0].version == opset
