@@ -474,10 +474,18 @@ _DIVISIONS: Final = frozenset({"div", "mod", "floor_divide"})
 _WIDE: Final = frozenset({"int64", "uint64"})
 
 
-def fault_of_integers(engine: str, graph: Graph, node: Node) -> KnownFault | None:
+_BEYOND_FLOATS: Final = 2.0**24
+_BEYOND_32_BITS: Final = 2.0**31
+
+
+def fault_of_integers(
+    engine: str, graph: Graph, node: Node, largest: float
+) -> KnownFault | None:
     """The known fault by which ``engine`` computes a node of integers wrongly, if any.
 
     No plan avoids it, as no low format is involved: it explains what was seen to be wrong.
+    Numbers of up to ``largest``, of what the node reads and gives, have to be beyond those
+    that the engine has: sizes and positions are right.
     """
     read, written = (
         {graph.values[i].dtype for i in ports if i is not None}
@@ -490,8 +498,11 @@ def fault_of_integers(engine: str, graph: Graph, node: Node) -> KnownFault | Non
         name = "openvino-integer-division"
     elif (read | written) & _WIDE:
         name = "openvino-int64"
+    least = _BEYOND_FLOATS if name == "openvino-integer-division" else _BEYOND_32_BITS
     fault = known_faults().get(name)
-    return fault if fault is not None and fault.engine == engine and fault.is_here else None
+    if fault is None or fault.engine != engine or largest < least:
+        return None
+    return fault if fault.is_here else None
 
 
 _REDUCTIONS: Final = ("add", "mul", "max", "min")
