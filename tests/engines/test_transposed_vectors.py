@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -24,7 +26,8 @@ RIGHT = X.transpose(0, 2, 1) @ V
 def test_onnxruntime_still_forgets_the_transpose() -> None:
     model = onnx.parser.parse_model(MODEL).SerializeToString()
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    (got,) = session.run(None, {"x": X, "v": V})
+    outputs: Any = session.run(None, {"x": X, "v": V})
+    (got,) = outputs
     assert np.abs(got - RIGHT).max() > 1
 
 
