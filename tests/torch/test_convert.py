@@ -239,6 +239,18 @@ def test_finecast_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_is_refused_with_the_way_out() -> None:
+    x = torch.ones(2, 4)
+    traced: Any = torch.jit.trace(torch.nn.Linear(4, 4), x)
+    for verb in (finecast.convert, finecast.inspect, ft.convert):
+        given: dict[str, Any] = {"example_inputs": (x,)}
+        with pytest.raises(
+            UsageError, match="TorchScript.*give the module that it was made of"
+        ):
+            verb(traced, **given)
+
+
 def test_an_unsupported_module_says_why() -> None:
     class Branches(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -332,10 +332,9 @@ def _opened(
         _check_examples(how, path)
         opened_model: OpenedModel = entry.load().read(path, trust=how.trust)
         return opened_model
-    if hasattr(model, "graph_for"):
-        open_model: OpenedModel = model
-        _check_examples(how, open_model.name)
-        return open_model
+    if isinstance(model, OpenedModel):
+        _check_examples(how, model.name)
+        return model
     homes = [base.__module__ for base in type(model).__mro__]
     takers = [entry for entry in FRONTENDS if any(map(entry.opens, homes))]
     if takers:

@@ -217,8 +217,8 @@ def _product(graph: Graph, node: Node, channels: tuple[int, ...]) -> Axes:
                 " model that they were made from"
             )
         raise ValueError(
-            f"its weights are computed from constants, by {maker.name}: have that"
-            " folded into the model (onnxslim, onnxsim)"
+            f"its weights are computed from constants, by {maker.name}: store the result in"
+            " the model, as onnxslim does in an ONNX file"
         )
     if weights is None or weights.constant is None:
         raise ValueError("its weights are not constant")

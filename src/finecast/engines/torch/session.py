@@ -296,6 +296,11 @@ def arguments_of(
             fix="give an nn.Module whose forward calls it, or a program, as"
             " finecast.torch.load(path) of a .pt2 file",
         )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UsageError(
+            f"{kind_of(module)} is TorchScript, which torch.export does not capture",
+            fix="give the module that it was made of, or a program by torch.export.export",
+        )
     check_no_autocast()
     if isinstance(module, ExportedProgram) and not args and not kwargs:
         return examples(module)
