@@ -246,7 +246,7 @@ def test_torchscript_is_refused_with_the_way_out() -> None:
     for verb in (finecast.convert, finecast.inspect, ft.convert):
         given: dict[str, Any] = {"example_inputs": (x,)}
         with pytest.raises(
-            UsageError, match="TorchScript.*give the module that it was made of"
+            UsageError, match=r"TorchScript.*give the module that it was made of"
         ):
             verb(traced, **given)
 
