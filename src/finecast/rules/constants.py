@@ -78,8 +78,8 @@ def first_problem(graph: Graph, node: Node, low: Format) -> tuple[str, ConstantP
     """The name and the problem of the first constant operand that ``low`` cannot hold."""
     port = DIVISORS.get(node.op, len(node.inputs))
     divisor = node.inputs[port] if port < len(node.inputs) else None
-    product = by_name(node.op).matmul_engine and len(node.inputs) > 1
-    weights = node.inputs[1] if product else None
+    product = by_name(node.op).matmul_engine
+    weights = next(iter(node.inputs[1:2]), None) if product else None
     operands = graph.following_inputs(node)
     for name, problem in (
         *(
