@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 GOLDENS = Path(__file__).parent / "tests" / "goldens"
+_CACHES = count()
 
 
 @pytest.fixture(autouse=True)
@@ -58,17 +60,24 @@ def stated_times(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture(autouse=True)
-def idle_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No other process counts as busy: what a test finds does not depend on its neighbours."""
-    monkeypatch.setattr(timing, "_THREADS", tmp_path / "no-threads")
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other process counts as busy: what a test finds does not depend on its neighbours.
+
+    How long this process waited for a processor is not known, as no thread is.
+    """
+    monkeypatch.setattr(timing, "_THREADS", Path("no-threads"))
 
 
 @pytest.fixture(autouse=True)
 def own_cache_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """What is kept between runs on this machine changes no test, and no test changes it."""
-    folder = tmp_path_factory.mktemp("cache")
+    """What is kept between runs on this machine changes no test, and no test changes it.
+
+    Folders have numbers of their own: ``mktemp`` lists those of all earlier tests for one.
+    """
+    folder = tmp_path_factory.getbasetemp() / "caches" / str(next(_CACHES))
+    folder.mkdir(parents=True)
     for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.setenv(name, str(folder))
 

@@ -52,6 +52,13 @@ _CODED: Final[Mapping[str, tuple[int, int]]] = {
     "all:int8_dynamic_row,bf16": (8, 0),
 }
 
+# Policies of training steps with formats of products alone, likewise.
+_TRAINED: Final[Mapping[str, tuple[int, int]]] = {
+    "auto:bf16,tf32": (8, 0),
+    "auto:bf16,fp8_dynamic_row": (8, 9),
+    "all:fp8_dynamic_row,bf16": (8, 9),
+}
+
 INFERENCE: Final[Mapping[str, Case]] = {
     "bert6 32x128": Case(net=lambda: Bert(6, 30522), inputs=lambda: ids(32, 128)),
     "resnet50 64": Case(net=ResNet50, inputs=lambda: images(64)),
@@ -203,6 +210,10 @@ def training(case: Case) -> Ways:
     add("autocast bf16", lambda m: torch.compile(_under_autocast(m)))
     add("auto:bf16", ft.compile)
     add("auto:bf16, least memory", lambda m: ft.compile(m, memory="least"))
+    capability = torch.cuda.get_device_capability()
+    for policy, since in _TRAINED.items():
+        if capability >= since:
+            add(policy, lambda m, policy=policy: ft.compile(m, policy))
     return found
 
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -143,8 +142,6 @@ def _stated_call(
 def state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have nothing be decided by a measured time, of this process or of its workers."""
     monkeypatch.setattr(timing.Turns, "_timed", _stated_call(timing.Turns._timed))
-    # How long this process waited for a processor tells of the machine: no thread is known.
-    monkeypatch.setattr(timing, "_THREADS", Path("no-threads"))
     monkeypatch.setattr(probe, "_judge", _stated_judge(probe._judge))
     for name in ("times", "streamed"):
         monkeypatch.setattr(EngineSubject, name, _stated_race(getattr(EngineSubject, name)))

@@ -213,7 +213,8 @@ def end_while_it_evaluates(
         "    print('evaluating', flush=True)\n"
         "    time.sleep(60)\n"
     )
-    command = [sys.executable, "-m", "finecast", "tune", str(net), "--eval", f"{mine}:f"]
+    options = ["--eval", f"{mine}:f", "--engine", "onnxruntime"]  # one loads in less time
+    command = [sys.executable, "-m", "finecast", "tune", str(net), *options]
     with subprocess.Popen(
         [*command, "-o", str(net.with_name("low.onnx"))],
         stdout=subprocess.PIPE,
@@ -243,7 +244,7 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(net: Path, tmp_path: Path) ->
     assert left == {"low.study.db", "mine.py", "net.onnx"}
 
 
-@pytest.mark.parametrize("times", [3, 8, 40])
+@pytest.mark.parametrize("times", [3, 40])
 def test_ctrl_c_pressed_again_changes_nothing(net: Path, times: int) -> None:
     end_while_it_evaluates(net, "", signal.SIGINT, times)
 

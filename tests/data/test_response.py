@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from finecast.data.response import untold
+from finecast.data.response import blurred, untold
 from finecast.numbers.formats import Format
 
 BF16 = Format.BF16.unit_roundoff
@@ -48,3 +48,9 @@ def test_an_output_that_no_format_rounded_follows_its_inputs() -> None:
 def test_a_saturated_output_is_told_as_that() -> None:
     (text,) = said(error=0.0, moved=0.9, near=0.0)
     assert "stays as it is where inputs change by 2% (saturated)" in text
+
+
+def test_noise_on_the_largest_numbers_is_no_warning() -> None:
+    feeds = blurred({"x": np.full(64, np.finfo(np.float32).max)})
+    assert feeds is not None
+    assert np.isinf(feeds["x"]).any()

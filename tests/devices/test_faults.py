@@ -27,6 +27,7 @@ TEXTS = {f.name: ROOT / f.upstream for f in known_faults().values() if "://" not
 NEEDS = {
     "openvino-cast-rounding": "avx512f",
     "openvino-computed-axes": "avx512_bf16",
+    "openvino-depthwise-volumes": "avx512_bf16",
     "openvino-lost-marks": "avx512_bf16",
     "openvino-reduced-codes": "avx512_vnni",
     "openvino-stacked-scales": "avx512_vnni",

@@ -334,17 +334,43 @@ def test_other_inputs_of_an_op_are_seen(
     assert "nothing differs" in repr(finecast.diff(tmp_path / "before.onnx", same))
 
 
-@pytest.mark.parametrize("read", ["Sub(d, a)", "Sub(b, d)"])
-def test_a_plan_sees_other_inputs_of_an_op(tmp_path: Path, read: str) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "op"),
+    [
+        ("Sub(d, b)", "Sub(d, a)", "residual"),
+        ("Sub(d, b)", "Sub(b, d)", "residual"),
+        ("Sub(f, g)", "Sub(g, f)", "gate"),
+        ("Step(b, z)", "Step(b, x)", "difference"),
+    ],
+)
+def test_a_plan_sees_other_inputs_of_an_op(
+    tmp_path: Path, old: str, new: str, op: str
+) -> None:
     """A plan knows its model by a structure alone."""
-    before, after = wired(tmp_path / "1.onnx"), wired(tmp_path / "2.onnx", "Sub(d, b)", read)
+    before, after = wired(tmp_path / "1.onnx"), wired(tmp_path / "2.onnx", old, new)
     plan = finecast.convert(before, None, "all:bf16", verify=False).plan
     assert not finecast.diff(plan, before).changed
     found = finecast.diff(plan, after)
     (changed,) = found.changed
-    assert (changed.shown.node, changed.changes) == ("residual", (Change.INPUTS,))
+    name = changed.shown.node
+    assert (name.removesuffix("__1"), changed.changes) == (op, (Change.INPUTS,))
     done = finecast.apply(plan, after, verify=False)
-    assert any("attributes or inputs: 1 (residual)" in text for text in done.warnings)
+    assert any(f"attributes or inputs: 1 ({name})" in text for text in done.warnings)
+
+
+def test_a_plan_of_an_earlier_version_knows_no_ports(tmp_path: Path) -> None:
+    before = wired(tmp_path / "1.onnx")
+    plan = finecast.convert(before, None, "all:bf16", verify=False).plan
+    earlier = replace(
+        plan, structure=tuple(replace(op, ports=(), results=()) for op in plan.structure)
+    )
+    exchanged = wired(tmp_path / "2.onnx", "Sub(f, g)", "Sub(g, f)")
+    for after in (before, exchanged):
+        found = finecast.diff(earlier, after)
+        assert not found.changed
+        assert not found.declared
+    rewired = wired(tmp_path / "3.onnx", "Sub(d, b)", "Sub(d, a)")
+    assert [one.shown.node for one in finecast.diff(earlier, rewired).changed] == ["residual"]
 
 
 def test_an_output_of_another_op_is_seen(tmp_path: Path) -> None:
@@ -359,10 +385,16 @@ def test_an_output_of_another_op_is_seen(tmp_path: Path) -> None:
         )
         onnx.save(model, tmp_path / f"{name}.onnx")
     found = finecast.diff(tmp_path / "before.onnx", tmp_path / "after.onnx")
-    assert found.declared == tuple(
-        f"output {name!r} is the result of another op" for name in "yz"
-    )
+    exchanged = tuple(f"output {name!r} is the result of another op" for name in "yz")
+    assert found.declared == exchanged
     assert "nothing differs" not in repr(found)
+    plan = finecast.convert(tmp_path / "before.onnx", None, "all:bf16", verify=False).plan
+    assert not finecast.diff(plan, tmp_path / "before.onnx").declared
+    found = finecast.diff(plan, tmp_path / "after.onnx")
+    assert found.declared == exchanged
+    assert found.placement is not None
+    assert not found.placement.same
+    assert exchanged[0] in found.placement.note
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".xml"])

@@ -54,6 +54,16 @@ def test_no_list_refers_to_what_other_threads_are_making(
     assert collection._Uncollected.limit >= 100_000  # a pause before which was collected
 
 
+def test_a_pause_does_not_walk_all_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python counts frozen objects one by one, which takes long in a large process."""
+    counts: list[int] = []
+    count = gc.get_freeze_count
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counts.append(count()) or counts[-1])
+    with paused_collection(), paused_collection(keeps=False):
+        _cycles(10)
+    assert not any(counts)
+
+
 def test_what_the_host_froze_stays_frozen() -> None:
     gc.freeze()
     try:

@@ -51,6 +51,19 @@ def test_what_is_cut_off_is_an_error(tmp_path: Path, cut: int) -> None:
         frontend.load(path)
 
 
+def test_a_value_of_two_nodes_is_named(tmp_path: Path) -> None:
+    """onnxconverter-common writes such files."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 20]> net (float[2] x) => (float[2] y)'
+        " { t = Abs(x) t = Neg(x) y = Exp(t) }"
+    )
+    onnx.save(model, tmp_path / "net.onnx")
+    with pytest.raises(
+        ModelError, match="not a readable ONNX model: Output 't' is redeclared"
+    ):
+        frontend.load(tmp_path / "net.onnx")
+
+
 def test_no_large_tensor_is_read_with_the_rest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,9 @@ def test_ops_on_constants_and_sizes_are_not_fed() -> None:
             shape=WORDS,
             attributes=WORDS,
             weights=st.lists(WORDS.filter(bool)).map(tuple),
-            inputs=st.lists(st.integers(-1, 0)).map(tuple),
+            inputs=st.just((0, -1, 0)),
+            ports=st.sampled_from([(), ("0", "ab", "12")]),
+            results=st.lists(st.sampled_from(["", "ab"])).map(tuple),
             decided=st.booleans(),
         ),
         min_size=1,
@@ -66,7 +68,18 @@ def test_what_is_written_is_read_back(structure: tuple[OpStructure, ...]) -> Non
     assert read_structure(write_structure(structure)) == structure
 
 
-@pytest.mark.parametrize("line", ["", "a", "1|||||1|relu|late", "-2|||||relu|x", "x||||1|r|x"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "a",
+        "1||||||1|relu|late",
+        "-2||||||1|relu|x",
+        "x||||||1|r|x",
+        "0:a||||||1|r|x",
+        "0:-1||||||1|r|x",
+    ],
+)
 def test_lines_of_no_op_are_refused(line: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - as int() says it
         read_structure({"version": STRUCTURE_VERSION, "ops": [line]})
@@ -138,4 +151,8 @@ def test_a_bias_may_be_an_op_of_its_own_in_another_library() -> None:
 
 def test_digests_of_another_version_are_not_compared() -> None:
     content = write_structure((OpStructure(name="x", op="relu", shape="8"),))
+    earlier = {"version": 2, "ops": ["-1 0|w|8|onnx:a|1|relu|x|y"]}
+    (read,) = read_structure(earlier)
+    assert (read.inputs, read.ports, read.results) == ((MODEL_INPUT, 0), (), ())
+    assert (read.weights, read.shape, read.op, read.name) == (("w",), "8", "relu", "x|y")
     assert read_structure(content | {"version": STRUCTURE_VERSION + 1}) == ()

@@ -398,3 +398,115 @@ def test_an_error_of_one_op_is_not_called_spread() -> None:
     one = blame(largest_shares={"mul": 0.92, "add": 0.02}).verdict
     assert "spread" not in one
     assert "mul makes 92% of the squared error, and does not suffice: 12 of 14 ops in" in one
+
+
+BRANCHES = """
+net (float[n,32] x, bool wide) => (float[n,32] y) {
+  [chosen] h = If (wide) <
+    then_branch = one () => (float[n,32] a) { [inner] a = MatMul(x, w) },
+    else_branch = two () => (float[n,32] b) { [shrunk] b = Tanh(x) }
+  >
+  [last] y = Relu(h)
+}"""
+
+
+def in_four_bits(model: onnx.ModelProto, weight: NDArray[np.float32], by: float) -> Any:
+    """The model with its product's weight in 4 bits, as ONNX Runtime packs it, scaled."""
+    low = onnx.ModelProto()
+    low.CopyFrom(model)
+    scales = np.abs(weight).max(axis=0) / 7
+    codes = (np.clip(np.rint(weight / scales), -8, 7) + 8).astype(np.uint8).T
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4)[:, None]
+    (branch,) = (a.g for a in low.graph.node[0].attribute if a.name == "then_branch")
+    product = onnx.helper.make_node(
+        "MatMulNBits",
+        ["x", "codes", "scales"],
+        ["a"],
+        "inner",
+        domain="com.microsoft",
+        K=32,
+        N=32,
+        bits=4,
+        block_size=32,
+    )
+    branch.node[0].CopyFrom(product)
+    del low.graph.initializer[:]
+    arrays = {"codes": packed, "scales": (by * scales).astype(np.float32)}
+    low.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items())
+    low.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    return low
+
+
+def test_weights_in_four_bits_within_a_branch() -> None:
+    """They are no fp32 op, and the op in the branch is named, not the result of the If."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(32, 32)).astype(np.float32)
+    exact = parse(BRANCHES)
+    exact.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    x = rng.normal(size=(8, 32)).astype(np.float32)
+    data = {"x": x, "wide": np.array(True)}
+    found, wrong = (
+        finecast.blame(exact, in_four_bits(exact, weight, by), data=data, progress=False)
+        for by in (1.0, 8.0)
+    )
+    assert 0.05 < found.value < 0.3
+    assert found.passed
+    assert not wrong.passed
+    (culprit,) = wrong.culprits
+    assert "ops in reduced precision in its bodies: inner" in culprit.reasons
+    assert any("'^(inner|chosen/" in line for line in wrong.lines)
+
+
+def test_compressed_weights_of_ir(tmp_path: Path) -> None:
+    """As NNCF writes them: integers less a zero point, times a scale, in fp16."""
+    openvino = pytest.importorskip("openvino")
+    ops = openvino.opset13
+    weight = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
+    lowest, scale = weight.min(), np.float16((weight.max() - weight.min()) / 255)
+    codes = np.clip(np.rint((weight - lowest) / scale), 0, 255).astype(np.uint8)
+    zero = np.array(np.rint(-lowest / scale), np.uint8)
+    paths = [tmp_path / f"{name}.xml" for name in ("exact", "low")]
+    for path in paths:
+        x = ops.parameter([-1, 32], np.float32)
+        x.output(0).set_names({"x"})
+        stored = ops.constant(weight)
+        if path.stem == "low":
+            moved = ops.subtract(*(ops.convert(ops.constant(c), "f16") for c in (codes, zero)))
+            stored = ops.convert(ops.multiply(moved, ops.constant(scale)), "f32")
+        product = ops.matmul(x, stored, False, True)
+        openvino.save_model(openvino.Model([product], [x]), path, compress_to_fp16=False)
+    data = {"x": np.random.default_rng(1).normal(size=(8, 32)).astype(np.float32)}
+    found = finecast.blame(*paths, data=data, progress=False)
+    assert 0.002 < found.value < found.limit
+    done = finecast.convert(paths[1], policy="all:int8", data=data, verify=False)
+    told = "its weights came quantized in 8 bits, and stay as they are"
+    assert any(told in text for text in done.warnings)
+
+
+def test_an_input_may_be_an_output(tmp_path: Path) -> None:
+    text = "net (float[n,4] x) => (float[n,4] y, float[n,4] x) { [last] y = Exp(x) }"
+    data = {"x": np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)}
+    exact = parse(text)
+    low = finecast.convert(exact, policy="all:bf16", verify=False, progress=False).model
+    assert finecast.blame(exact, low, data=data, progress=False).passed
+
+
+@pytest.mark.parametrize("opset", [7, 8])
+def test_models_of_early_opsets(opset: int, tmp_path: Path) -> None:
+    """The opset has no Where, by which ops are returned to fp32."""
+    ports = "(float[n,8] x) => (float[n,8] y)"
+    exact = onnx.parser.parse_model(
+        f'<ir_version: 4, opset_import: ["" : {opset}]> net {ports} {{'
+        " [product] p = MatMul(x, w) [last] y = Tanh(p) }"
+    )
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(8, 8)).astype(np.float32)
+    exact.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    data = {"x": rng.normal(size=(8, 8)).astype(np.float32)}
+    found = finecast.blame(exact, to_fp16(exact), data=data, progress=False)
+    assert 0 < found.value < found.limit
+    common: dict[str, Any] = {"metric": "cosine", "data": data, "progress": False}
+    tuned = finecast.tune(exact, policy="all:fp16", target="t4", max_drop=0.1, **common)
+    assert "judged" not in str(tuned)
+    low = finecast.convert(exact, policy="all:fp16", data=data, progress=False).model
+    assert low.opset_import[0].version == opset

@@ -15,6 +15,7 @@ import finecast
 from finecast.engines.base import Array
 from finecast.native.artefact import Decisions
 from finecast.native.inner_decisions import _compared, _differing, _free_rows, deciding
+from tests.frontends.tools import parse
 from tests.graph.text import from_text
 
 WIDTH, EXPERTS, COUNT = 256, 8, 1024
@@ -256,3 +257,23 @@ def test_decisions_of_free_number_are_as_many_as_rows() -> None:
     calls = [(boxes, boxes), (boxes[:3], boxes)]
     found = _compared(graph.nodes[0], calls, _free_rows(graph, 1))
     assert (found.changed, found.count, found.shape) == (1, 8, (8,))
+
+
+def test_places_of_maxima_are_decisions_where_they_are_read() -> None:
+    text = """
+    net (float[n, 1, 8, 8] x) => (float[n, 4, k, k2] y) {
+      [filter] c = Conv <pads = [1, 1, 1, 1]> (x, w)
+      [pool] p, i = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (c)
+      [back] y = RESULT
+    }"""
+    rng = np.random.default_rng(0)
+    weight = numpy_helper.from_array(rng.normal(size=(4, 1, 3, 3)).astype(np.float32), "w")
+    data = {"x": rng.normal(size=(16, 1, 8, 8)).astype(np.float32)}
+    ops: list[list[str]] = []
+    for result in ("MaxUnpool <kernel_shape = [2, 2], strides = [2, 2]> (p, i)", "Relu(p)"):
+        model = parse(text.replace("RESULT", result))
+        model.graph.initializer.append(weight)
+        done = finecast.convert(model, policy="all:fp16", engine="onnxruntime", data=data)
+        assert done.verified is not None
+        ops.append([one.node for one in done.verified.decisions])
+    assert ops == [["pool"], []]

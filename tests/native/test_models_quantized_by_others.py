@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper, parser
 from onnxruntime import quantization
 
+import finecast
 from finecast import api
 from finecast.engines import get_engine
 from finecast.errors import UsageError
@@ -291,3 +292,36 @@ def test_tune_of_codes_says_that_the_model_given_is_no_fp32_model(
     assert (
         api.tune(path, None, data=x, metric="cosine", policy="auto:bf16").reference == "fp32"
     )
+
+
+@pytest.mark.parametrize(("kind", "zero"), [("uint16", 0), ("int16", -32768), ("uint8", 0)])
+def test_a_relu_that_codes_stand_for_is_kept(kind: str, zero: int) -> None:
+    """Its saturation is that of the codes, however many bits they have."""
+    steps = 2**16 - 1 if "16" in kind else 255
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[n, 8] x) => (float[n, 8] y)'
+        f" <float s = {{{4 / steps}}}, {kind} z = {{{zero}}}> {{"
+        " [product] p = MatMul(x, w) q = QuantizeLinear(p, s, z)"
+        " d = DequantizeLinear(q, s, z) [last] y = MatMul(d, w) }"
+    )
+    weight = np.eye(8, dtype=np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    x = np.linspace(-3, 3, 32, dtype=np.float32).reshape(4, 8)
+    done = finecast.convert(model, policy="none", from_type="int8", data={"x": x})
+    (got,) = finecast.load(done.model).reference().run({"x": x}).values()
+    assert np.allclose(np.asarray(got, np.float32), np.maximum(x, 0), atol=1e-6)
+
+
+def test_the_last_step_of_a_mask_stays_finite() -> None:
+    """Rounded up, it is beyond fp32: times 0 it would be NaN."""
+    scale = np.nextafter(np.float32(np.finfo(np.float32).max / 65535), np.float32(np.inf))
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[n, 2] x) => (float[n, 2] y)'
+        " <uint16 z = {65535}, uint16[2] c = {0, 65535}> {"
+        " m = DequantizeLinear(c, s, z) [masked] y = Mul(x, m) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(scale), "s"))
+    x = np.zeros((2, 2), np.float32)
+    done = finecast.convert(model, policy="none", from_type="int8", verify=False)
+    (got,) = finecast.load(done.model).reference().run({"x": x}).values()
+    assert not np.asarray(got, np.float32).any()

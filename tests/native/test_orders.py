@@ -176,15 +176,48 @@ def test_where_no_order_can_be_chosen_none_is_tried(deep: Path, data: Path) -> N
     assert spread.holds
 
 
-def test_openvino_keeps_its_order(deep: Path, data: Path, tmp_path: Path) -> None:
+def test_models_of_openvino_add_up_in_the_same_orders(
+    deep: Path, data: Path, tmp_path: Path
+) -> None:
     openvino = pytest.importorskip("openvino")
     net = tmp_path / "deep.xml"
     openvino.save_model(openvino.convert_model(deep), net, compress_to_fp16=False)
     given: dict[str, Any] = {"policy": "matmult:fp16", "data": data, "metric": "top1"}
-    why = "orders of summation are not emulated for OpenVINO models"
-    assert finecast.emulate(net, "sm80", **given).orders.why == why
-    with pytest.raises(UsageError, match=why):
-        finecast.emulate(net, "sm80:0.9", **given)
+    own, other = (finecast.emulate(m, "neoverse-v1:0.9", **given).orders for m in (net, deep))
+    assert own.runs == other.runs
+    assert len(own.runs) == native_orders.TRIED
+
+
+@pytest.mark.parametrize("order", orders(5, blocked=True), ids=lambda order: order.label)
+def test_layers_of_openvino_give_the_numbers_of_onnxs(order: Order, tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    rng = np.random.default_rng(0)
+    model = parse(
+        """net (float[n,2,9,8] x) => (float[n,5] y) {
+        k = Conv<group = 2, pads = [1, 1, 1, 1]>(x, u)
+        c = Conv<strides = [2, 1], pads = [1, 0, 0, 2], dilations = [1, 2]>(k, w, b)
+        m = ReduceMean<axes = [3], keepdims = 0>(c)
+        f = Flatten(m)
+        y = Gemm<transB = 1>(f, v, d)
+        }"""
+    )
+    shapes = {"u": (2, 1, 3, 3), "w": (6, 2, 3, 4), "b": (6,), "v": (5, 24), "d": (5,)}
+    for name, shape in shapes.items():
+        array = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(tensor(name, array))
+    paths = tmp_path / "net.onnx", tmp_path / "net.xml"
+    onnx.save(model, paths[0])
+    openvino.save_model(openvino.convert_model(paths[0]), paths[1], compress_to_fp16=False)
+    how = replace(explicit_casts("sm80"), scope=Scope.MATMULT, order=order)
+    x = rng.standard_normal((3, 2, 9, 8)).astype(np.float32)
+    results: list[NDArray[Any]] = []
+    for path in paths:
+        program = finecast.load(path).program(how)
+        session = program.session(how, setting_of(program.graph, how))
+        assert session.summed == 4
+        results.extend(session.run({"x": x}).values())
+    own, other = results
+    np.testing.assert_array_equal(own, other)
 
 
 @pytest.mark.parametrize("order", orders(5, blocked=True), ids=lambda order: order.label)

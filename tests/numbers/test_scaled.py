@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from finecast.numbers.encodings import Scaled
-from finecast.numbers.formats import Format, Grid
+from finecast.numbers.encodings import Dynamic, Encodings, Scaled
+from finecast.numbers.formats import WHOLE_ROW, Format, Grid
 from tests import toy_encoding
 
 Array = NDArray[np.float32]
@@ -222,3 +223,32 @@ def test_what_is_transposed_has_the_same_codes_transposed(
     every = tuple(range(len(order)))
     several = Scaled.of_constant(Format.INT8, result, every)
     assert several.before(order, result.shape) is None
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("axis", [-1, -2])
+def test_fp8_by_rows_or_columns_has_the_codes_of_its_type(axis: int, gradient: bool) -> None:
+    """Numbers that are codes times a power of two, the largest code among them, stay."""
+    dtype = ml_dtypes.float8_e5m2 if gradient else ml_dtypes.float8_e4m3fn
+    codes = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+    codes = codes[np.isfinite(codes)]
+    rows = np.stack([codes * 2.0**power for power in (-30, 0, 7)]).astype(np.float32)
+    to = Dynamic(format=Format.FP8_DYNAMIC_ROW, group=WHOLE_ROW, axis=axis, gradient=gradient)
+    x = rows if axis == -1 else rows.T
+    np.testing.assert_array_equal(to.round(x), x)
+    x = np.random.default_rng(0).standard_normal((32, 48)).astype(np.float32)
+    ends = np.abs(x).max(axis, keepdims=True)
+    scale = ends / np.float32(ml_dtypes.finfo(dtype).max)
+    np.testing.assert_array_equal(
+        to.round(x), (x / scale).astype(dtype).astype(np.float32) * scale
+    )
+    held = Encodings(operands={1: to})
+    content = json.loads(json.dumps(held.to_dict()))
+    assert Encodings.from_dict(to.format, content) == held
+
+
+def test_scales_lie_along_the_last_two_axes_and_gradients_are_in_fp8() -> None:
+    with pytest.raises(ValueError, match="has no such scales along axis 0"):
+        Dynamic(format=Format.FP8_DYNAMIC_ROW, group=WHOLE_ROW, axis=0)
+    with pytest.raises(ValueError, match="has no such scales"):
+        Dynamic(format=Format.INT8_DYNAMIC_ROW, group=WHOLE_ROW, gradient=True)

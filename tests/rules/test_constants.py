@@ -56,6 +56,26 @@ def test_what_the_format_can_hold(judged: Judged, constant: str, low: str, kept:
 
 
 @pytest.mark.parametrize(
+    ("largest", "low", "kept"),
+    [("1e-5", "fp16", True), ("1e-5", "bf16", False), ("1e-4", "fp16", False)],
+)
+def test_weights_may_not_all_lose_their_digits(
+    judged: Judged, largest: str, low: str, kept: bool
+) -> None:
+    """Of a bias as small nothing is lost beside what it is added to."""
+    text = (
+        "input %0 x fp32[4, 64]\n"
+        f"constant %1 w fp32[64, 64] size=4096 largest={largest} smallest_nonzero=1e-7\n"
+        "constant %2 b fp32[64] size=64 largest=1e-7 smallest_nonzero=1e-8\n"
+        "node product gemm onnx::Gemm fp32 (%0, %1, %2) -> (%3 y fp32[4, 64])\n"
+        "node bias add onnx::Add fp32 (%3, %2) -> (%4 z fp32[4, 64])\n"
+    )
+    verdicts = judged(CONSTANTS, text, policy=f"all:{low}")
+    assert (verdicts["product"] is not None) == kept
+    assert verdicts["bias"] is None
+
+
+@pytest.mark.parametrize(
     ("op", "order", "kept"), [("div", "%0, %1", True), ("div", "%1, %0", False)]
 )
 def test_no_element_of_a_divisor_may_vanish(

@@ -11,8 +11,9 @@ from onnx import helper
 import finecast
 from finecast.numbers.formats import Format
 from finecast.rules import Ruling
-from finecast.rules.folded import FOLDED
+from finecast.rules.folded import FOLDED, stored_bits
 from tests.frontends.tools import model, run, tensor
+from tests.graph.text import from_text
 
 Judged = Callable[..., dict[str, Ruling | None]]
 
@@ -78,3 +79,21 @@ def test_a_standardized_weight_is_rounded_once() -> None:
     error = np.linalg.norm(got - want) / np.linalg.norm(want)
     # Operand, weight and result. A mean of 30 in fp16 gave five times as much.
     assert error < np.sqrt(3) * Format.FP16.unit_roundoff
+
+
+def test_the_integers_that_weights_are_decoded_from() -> None:
+    graph = from_text("""
+    input %0 x fp32[8, 8]
+    constant %1 w uint4[8, 8] size=64
+    constant %2 scale fp32[1] size=1 largest=0.5 smallest_nonzero=0.5
+    constant %3 sizes int64[2] size=2
+    node unpacked cast onnx::Cast - (~%1) -> (~%4 a fp32[8, 8])
+    node scaled mul onnx::Mul - (~%4, ~%2) -> (~%5 b fp32[8, 8])
+    node sized reshape onnx::Reshape - (~%5, ~%3) -> (~%6 c fp32[8, 8])
+    node wide cast onnx::Cast - (~%3) -> (~%7 d fp32[2])
+    node product matmul onnx::MatMul fp32 (%0, ~%6) -> (%8 e fp32[8, 8])
+    output %8
+    """)
+    bits = {v.name: stored_bits(graph, v) for v in graph.values}
+    assert {name for name, found in bits.items() if found == 4} == {"w", "a", "b", "c"}
+    assert {bits[name] for name in ("x", "scale", "sizes", "d", "e")} == {None}

@@ -96,7 +96,7 @@ def test_products_store_a_value_and_weights_by_channel(
         ("left", "first operand is a constant"),
         ("bias", "adds a constant"),
         ("shaped_bias", "adds a constant"),  # which the engine reshapes once
-        ("kept_mm", "computed from constants, by weights: have that folded"),
+        ("kept_mm", "computed from constants, by weights: store the result"),
         ("sums", "not run in the kernel of a convolution"),
         ("soft", "no engine here runs softmax on integers"),
         ("join", "not run in the kernel of a convolution"),  # conv has two readers

@@ -239,6 +239,18 @@ def test_finecast_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_torchscript_is_refused_with_the_way_out() -> None:
+    x = torch.ones(2, 4)
+    traced: Any = torch.jit.trace(torch.nn.Linear(4, 4), x)
+    for verb in (finecast.convert, finecast.inspect, ft.convert):
+        given: dict[str, Any] = {"example_inputs": (x,)}
+        with pytest.raises(
+            UsageError, match=r"TorchScript.*give the module that it was made of"
+        ):
+            verb(traced, **given)
+
+
 def test_an_unsupported_module_says_why() -> None:
     class Branches(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -489,9 +501,3 @@ def test_auto_leaves_a_module_that_would_gain_a_hair(monkeypatch: pytest.MonkeyP
     assert plan is not None
     assert not plan.low_formats
     assert torch.equal(low(x, mask), net(x, mask))
-
-
-def test_a_torchscript_module_is_refused_by_name() -> None:
-    scripted = torch.jit.trace(nn.Linear(4, 4), torch.ones(2, 4))
-    with pytest.raises(UsageError, match="captures no TorchScript module"):
-        finecast.convert(scripted, example_inputs=(torch.ones(2, 4),), policy="all:bf16")

@@ -230,6 +230,42 @@ def test_gradients_of_training_are_near_fp32s(
     assert step.finecast_plans[0].counts.get("bf16")
 
 
+@pytest.mark.parametrize("label", ["fp8_dynamic_row", "tf32"])
+def test_gradients_in_formats_of_products_are_those_of_a_cpu(label: str) -> None:
+    pytest.importorskip("finecast_training")
+    check_kernels(label)
+    module, x = layers()
+    gradients: list[torch.Tensor] = []
+    for device in ("cpu", "cuda"):
+        own = copy.deepcopy(module).to(device).train()
+        step = ft.compile(own, f"matmult:{label}")
+        step(x[:32].to(device)).square().mean().backward()
+        assert step.finecast_plans[0].counts[label] == 5
+        gradients.append(torch.cat([p.grad.cpu().flatten() for p in own.parameters()
+                                    if p.grad is not None]))  # fmt: skip
+    on_cpu, on_gpu = gradients
+    # Codes of a value between two of them may differ; GPUs may cut off the digits beyond tf32.
+    assert off(on_gpu, on_cpu) < {"tf32": 4 * 2.0**-10}.get(label, 2.0**-5)
+
+
+def test_a_step_is_tuned_with_the_formats_of_the_gpu() -> None:
+    pytest.importorskip("finecast_training")
+    check_kernels("fp8")
+    module, x = layers()
+    net = module.cuda().train()
+
+    def loss(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return net(x).square().mean()
+
+    result = ft.tune_step(net, loss, [(x[:32].cuda(),)], moments=1, timeout_s=60.0)
+    names = [c.plan.name for c in result.candidates]
+    assert {"products in fp8_dynamic_row", "products in tf32"} <= {*names}
+    autocast = next(c for c in result.candidates if c.plan.name == "torch.autocast")
+    assert result.best.compiled is not None
+    assert autocast.compiled is not None
+    assert result.best is autocast or not result.best.compiled.beyond(autocast.compiled)
+
+
 def test_the_peak_of_a_call_is_the_allocators() -> None:
     def call(y: torch.Tensor) -> torch.Tensor:
         return (y @ y.T).sum()

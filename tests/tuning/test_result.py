@@ -23,7 +23,7 @@ from finecast.tuning.result import Result, Verdict
 from tests.frontends.tools import parse, tensor
 
 Tune = Callable[..., Result]
-X = np.random.default_rng(1).standard_normal((64, 768)).astype(np.float32)
+X = np.random.default_rng(1).standard_normal((16, 768)).astype(np.float32)
 
 
 @pytest.fixture
@@ -51,6 +51,28 @@ def tune(mlp: Path) -> Tune:
     return run
 
 
+@pytest.fixture(scope="module")
+def results() -> dict[float, Result]:
+    """What tests that only read it found, by the least speedup that was asked for."""
+    return {}
+
+
+@pytest.fixture
+def tuned(tune: Tune, results: dict[float, Result]) -> Result:
+    """The result of one search, for tests that change nothing of it."""
+    if 1.0 not in results:
+        results[1.0] = tune()
+    return results[1.0]
+
+
+@pytest.fixture
+def unchanged(tune: Tune, results: dict[float, Result]) -> Result:
+    """That of a search in which no plan is fast enough."""
+    if 50.0 not in results:
+        results[50.0] = tune(min_speedup=50.0)
+    return results[50.0]
+
+
 def test_the_plan_is_written_beside_the_model(tune: Tune, tmp_path: Path) -> None:
     found = tune(tmp_path / "low.onnx")
     assert found.improved
@@ -62,20 +84,19 @@ def test_the_plan_is_written_beside_the_model(tune: Tune, tmp_path: Path) -> Non
     assert known["speedup"] == pytest.approx(found.speedup, rel=1e-5)
 
 
-def test_speeds_in_several_processes_are_those_of_the_tuned_model(tune: Tune) -> None:
+def test_speeds_in_several_processes_are_those_of_the_tuned_model(tuned: Result) -> None:
     """They stood on the line of fp32, whose speed is 1 in each."""
-    found = replace(tune(), target="", engine="openvino", speedups=(1.9, 2.0, 2.1))
-    fp32, tuned = found.lines[1:3]
+    found = replace(tuned, target="", engine="openvino", speedups=(1.9, 2.0, 2.1))
+    fp32, low = found.lines[1:3]
     assert "processes" not in fp32
-    assert tuned.endswith("(x1.90 to x2.10 in 3 processes)")
+    assert low.endswith("(x1.90 to x2.10 in 3 processes)")
     assert found.comparison.title.endswith("; x1.90 to x2.10 in 3 processes")
 
 
-def test_what_was_predicted_is_said_where_it_is_another_figure(tune: Tune) -> None:
+def test_what_was_predicted_is_said_where_it_is_another_figure(tuned: Result) -> None:
     """Of a plan that predictions are scaled to, both were said, and are one measurement."""
-    found = tune()
-    same = replace(found, predicted_error=found.measured_error)
-    other = replace(found, predicted_error=2 * found.measured_error)
+    same = replace(tuned, predicted_error=tuned.measured_error)
+    other = replace(tuned, predicted_error=2 * tuned.measured_error)
     (said, *_), (both, *_) = (
         [line for line in one.lines if line.startswith("relative output error")]
         for one in (same, other)
@@ -154,16 +175,15 @@ def test_the_largest_product_that_stays_fp32_is_named_with_its_reason(mlp: Path)
         assert found.to_dict()["kept_products"]["node"] == "triple"
 
 
-def test_results_are_printed_in_a_few_lines(tune: Tune, mlp: Path) -> None:
-    found = tune()
-    said = repr(found).splitlines()
+def test_results_are_printed_in_a_few_lines(tuned: Result, mlp: Path) -> None:
+    said = repr(tuned).splitlines()
     assert said[0].startswith("improved: ")
     assert said[1].startswith("  fp32: cosine 1, ")
     assert "as fast as fp32" in said[2]
     assert len(said) < 20
-    assert {"load", "baseline", "sensitivity", "timing", "write"} <= found.phases.keys()
-    assert sum(found.phases.values()) == pytest.approx(found.seconds)
-    assert repr(found.plan).startswith(f"<Plan {found.plan.digest} of ")
+    assert {"load", "baseline", "sensitivity", "timing", "write"} <= tuned.phases.keys()
+    assert sum(tuned.phases.values()) == pytest.approx(tuned.seconds)
+    assert repr(tuned.plan).startswith(f"<Plan {tuned.plan.digest} of ")
     done = finecast.convert(mlp, policy="all:bf16")
     assert repr(done).startswith("converted by all:bf16: ")
     assert len(repr(done)) < 1000
@@ -180,17 +200,16 @@ def test_results_are_printed_in_a_few_lines(tune: Tune, mlp: Path) -> None:
     ],
 )
 def test_a_faster_hint_says_which_output_makes_it_a_plan(
-    tune: Tune,
+    unchanged: Result,
     output: str,
     cost: float,
     passed: bool,
     told: bool,
 ) -> None:
-    found = tune(min_speedup=50.0)
-    cost *= found.tuned.cost
+    cost *= unchanged.tuned.cost
     anchor = Baseline(name="the hint", metric=1.0, passed=passed, latency_s=cost, cost=cost)
-    plan = replace(found.plan, engine="openvino")
-    found = replace(found, baselines=(anchor,), target="", plan=plan, asked=Path(output))
+    plan = replace(unchanged.plan, engine="openvino")
+    found = replace(unchanged, baselines=(anchor,), target="", plan=plan, asked=Path(output))
     (_, beside) = found.comparison.rows
     assert ("(-o low.xml makes it a plan)" in beside[0]) is told
     assert not found.improved
@@ -220,9 +239,9 @@ def test_a_timeout_ends_the_last_race_early_and_is_told_if_it_was_not_enough(
     assert [f"took {found.seconds:.1f} s" in text for text in told] == [True] * over
 
 
-def test_the_time_by_phase_adds_up(tune: Tune) -> None:
+def test_the_time_by_phase_adds_up(tuned: Result) -> None:
     phases = {"sensitivity": 2.5, "load": 1.25, "rules": 0.01, "plans": 0.02}
-    found = replace(tune(), phases=phases)
+    found = replace(tuned, phases=phases)
     note = next(note for note in found.comparison.notes if note.startswith("time by phase"))
     seconds = [float(s) for s in re.findall(r"([\d.]+) s", note)]
     assert sum(seconds) == pytest.approx(sum(phases.values()), abs=0.06 * (1 + len(seconds)))
@@ -236,43 +255,42 @@ def test_progress_is_reported(tune: Tune) -> None:
         tune(progress="yes")
 
 
-def test_a_result_has_all_that_was_found(tune: Tune, tmp_path: Path) -> None:
-    found = tune()
-    assert found.improved
-    rows = {row.node: row for row in found.ops}
+def test_a_result_has_all_that_was_found(
+    tuned: Result, unchanged: Result, tmp_path: Path
+) -> None:
+    assert tuned.improved
+    rows = {row.node: row for row in tuned.ops}
     assert {n: r.type for n, r in rows.items()} == {
-        n: f.label for n, f in found.plan.formats.items()
+        n: f.label for n, f in tuned.plan.formats.items()
     }
     assert all(row.reason for row in rows.values())
     low = [row for row in rows.values() if row.type != "fp32"]
     assert all(row.ms is not None and row.error is not None for row in low)
-    steps = found.frontier
-    assert found.plan.digest in {one.plan.digest for one in steps}
+    steps = tuned.frontier
+    assert tuned.plan.digest in {one.plan.digest for one in steps}
     costs = [one.predicted_cost for one in steps]
     assert costs == sorted(costs)
-    page = found._repr_html_()
+    page = tuned._repr_html_()
     assert "improved" in page
-    assert "<td>" + found.ops[0].node in page
-    found.save(tmp_path / "saved.onnx")
+    assert "<td>" + tuned.ops[0].node in page
+    tuned.save(tmp_path / "saved.onnx")
     with pytest.raises(UsageError, match="exists"):
-        found.save(tmp_path / "saved.onnx")
-    found.save(tmp_path / "saved.onnx", force=True)
-    away = replace(found, target="avx2-vnni", output=Path("m.onnx"))
+        tuned.save(tmp_path / "saved.onnx")
+    tuned.save(tmp_path / "saved.onnx", force=True)
+    away = replace(tuned, target="avx2-vnni", output=Path("m.onnx"))
     code = away.run_notes
     assert "inputs = {'x': numpy.zeros((16, 768), 'float32')}  # your data" in code
     assert any("compile_model('m.onnx', 'CPU', settings)" in line for line in code)
     assert replace(away, output=Path("m.pt2")).run_notes[0] == "import torch"
     assert replace(away, target="trn1").run_notes == ()
-    unchanged = tune(min_speedup=50.0)
     assert unchanged.run_notes == ()
     with pytest.raises(UsageError, match="no other model than the one given"):
         unchanged.save(tmp_path / "other.onnx")
 
 
-def test_one_plan_has_one_measured_error(tune: Tune) -> None:
+def test_one_plan_has_one_measured_error(tuned: Result) -> None:
     """The list of plans had the error of the first benchmark's samples, the result its own."""
-    found = tune()
-    found = replace(found, output_errors={"y": 0.125}, verdict=Verdict.IMPROVED)
+    found = replace(tuned, output_errors={"y": 0.125}, verdict=Verdict.IMPROVED)
     listed = {one["plan"]: one["measured"] for one in found.to_dict()["candidates"]}
     assert listed[found.plan.digest]["relative_error"] == 0.125
     others = [m for digest, m in listed.items() if digest != found.plan.digest]

@@ -1168,6 +1168,27 @@ def test_a_plan_to_start_from_saves_evaluations(bench: Bench, tmp_path: Path) ->
     assert any("7 of its 7 ops are here; 7 by other names" in w for w in version.warnings)
 
 
+def test_a_start_on_a_rewired_model_says_so(bench: Bench, tmp_path: Path) -> None:
+    data = tmp_path / "gate.npz"
+    draw = np.random.default_rng(0).standard_normal
+    np.savez(data, x=draw((16, 8)).astype(np.float32))
+    weight = numpy_helper.from_array(draw((8, 16)).astype(np.float32), "w")
+    versions: list[Bench] = []
+    for gate in ("Sub(f, g)", "Sub(g, f)"):
+        model = onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["" : 18]> net (float[n,8] x) => (float[n,8] y) {'
+            " [product] p = MatMul(x, w) [halves] f, g = Split<axis = 1, num_outputs = 2>(p)"
+            f" [gate] y = {gate} }}"
+        )
+        model.graph.initializer.append(weight)
+        onnx.save(model, path := tmp_path / f"version{len(versions)}.onnx")
+        versions.append(replace(bench, model=path, data=data))
+    plan = versions[0].tune(metric="cosine").plan
+    again, other = (one.tune(metric="cosine", start=plan) for one in versions)
+    told = "attributes or inputs: 1 (gate)"
+    assert [any(told in w for w in one.warnings) for one in (again, other)] == [False, True]
+
+
 def test_a_start_that_misses_is_no_result(bench: Bench) -> None:
     lowest = bench.tune(metric="max_abs", tolerance=10.0).plan
     tolerance = between_all_and_none(bench)

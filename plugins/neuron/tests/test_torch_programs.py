@@ -26,7 +26,7 @@ from finecast.engines.torch.session import examples  # noqa: E402
 from finecast.errors import ModelError  # noqa: E402
 from finecast.frontends import onnx as onnx_frontend  # noqa: E402
 from finecast.frontends.torch import Captured, capture  # noqa: E402
-from finecast.frontends.torch.native import converted  # noqa: E402
+from finecast.frontends.torch.native import rounded_to  # noqa: E402
 from finecast.native.torch.model import of_module  # noqa: E402
 from finecast.native.torch.program import TorchProgram  # noqa: E402
 from finecast.numbers.formats import FLOATS, Format  # noqa: E402
@@ -272,7 +272,7 @@ def test_tensors_convert_as_arrays_do(
         format=fmt, rounding=rounding, saturate=saturate, flush_subnormals=flush, seed=3
     )
     expected = convert(x, how, offset=5, stream=2)
-    got = converted(torch.from_numpy(x), how, offset=5, stream=2).numpy()
+    got = rounded_to(torch.from_numpy(x), how, offset=5, stream=2).numpy()
     assert np.array_equal(got, expected, equal_nan=True)
     zeros = got == 0
     assert np.array_equal(np.signbit(got[zeros]), np.signbit(expected[zeros]))

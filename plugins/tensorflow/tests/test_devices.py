@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from numpy.typing import NDArray
 
 import finecast
 from finecast.cli import main
-from finecast.devices.emulation import Emulation, Setting, setting_of
+from finecast.devices.emulation import Emulation, Setting, explicit_casts, setting_of
 from finecast.devices.targets import load_target
 from finecast.engines.loading import exact_session
 from finecast.errors import ExitCode, UsageError
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
 from finecast.numbers.roundmodes import Rounder, Rounding, convert
+from finecast.numbers.summation import Order, Summation, orders
 from finecast.planning.edits import Use
 from finecast.rules.policy import Scope
 from finecast_tensorflow import frontend
@@ -145,3 +147,56 @@ def test_what_is_not_emulated_is_said(mlp: Model) -> None:
     stochastic = Emulation(target=load_target("trn1"), rounding=Rounding.STOCHASTIC)
     with pytest.raises(UsageError, match=r"stochastic rounding.*TensorFlow models.*ONNX"):
         finecast.load(mlp.path).program(stochastic)
+
+
+@pytest.mark.parametrize("order", orders(5, blocked=True), ids=lambda order: order.label)
+def test_a_saved_model_adds_up_in_order(order: Order, tmp_path: Path) -> None:
+    """A convolution padded to the size of what it reads, a mean, a product by a transpose."""
+    draw = np.random.default_rng(0)
+    w, v = (draw.normal(size=s).astype(np.float32) for s in ((3, 2, 2, 6), (5, 6)))
+
+    def call(x: Any) -> dict[str, Any]:
+        y = tf.nn.conv2d(x, w, strides=[2, 1], padding="SAME")
+        return {"y": tf.matmul(tf.reduce_mean(y, [1, 2]), v, transpose_b=True)}
+
+    spec = tf.TensorSpec([None, 6, 4, 2], tf.float32, name="x")
+    model = of_function(tmp_path / "net", call, [spec])
+    how = replace(explicit_casts("sm80"), scope=Scope.MATMULT, order=order)
+    program = finecast.load(model.path).program(how)
+    session = program.session(how, setting_of(program.graph, how))
+    assert session.summed == 3
+    x = draw.normal(size=(3, 6, 4, 2)).astype(np.float32)
+    (got,) = session.run({"x": x}).values()
+    # One row is missing at the end, and one column; channels are the first of a sum's terms.
+    padded = np.pad(round_to(x, Format.BF16), [(0, 0), (0, 1), (0, 1), (0, 0)])
+    windows = [padded[:, 2 * i : 2 * i + 3, j : j + 2] for i in range(3) for j in range(4)]
+    rows = np.stack([p.transpose(0, 3, 1, 2).reshape(3, 12) for p in windows], 1)
+    filters = round_to(w, Format.BF16).transpose(2, 0, 1, 3).reshape(12, 6)
+    by = Summation(order=order, block=16)
+    y = by.products(rows.reshape(1, 36, 12), filters[None])[0].reshape(3, 12, 6)
+    mean = replace(by, block=0).sums(y.transpose(1, 0, 2)) / np.float32(12)
+    right = round_to(v, Format.BF16).T
+    wanted = by.products(round_to(mean, Format.BF16)[None], right[None])[0]
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_depthwise_convolutions_are_added_up_channel_by_channel(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    w = draw.normal(size=(3, 2, 2, 4)).astype(np.float32)
+
+    def call(x: Any) -> dict[str, Any]:
+        return {"y": tf.nn.depthwise_conv2d(x, w, [1, 1, 1, 1], "SAME")}
+
+    spec = tf.TensorSpec([None, 6, 4, 2], tf.float32, name="x")
+    model = of_function(tmp_path / "net", call, [spec])
+    how = replace(
+        explicit_casts("sm80"), scope=Scope.MATMULT, order=orders(1, blocked=False)[0]
+    )
+    program = finecast.load(model.path).program(how)
+    session = program.session(how, setting_of(program.graph, how))
+    assert session.summed == 1
+    x = draw.normal(size=(3, 6, 4, 2)).astype(np.float32)
+    (got,) = session.run({"x": x}).values()
+    low = (round_to(a, Format.BF16) for a in (x, w))
+    wanted = tf.nn.depthwise_conv2d(*low, [1, 1, 1, 1], "SAME").numpy()
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=16 * Format.FP32.epsilon)

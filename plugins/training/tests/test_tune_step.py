@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,13 +20,17 @@ from torch import distributed, nn
 from torch.nn import functional as F  # noqa: N812
 
 import finecast.torch as ft
-from finecast import Policy
+from finecast import Format, Plan, Policy
 from finecast.errors import UsageError
 from finecast.measure.racing import Race
+from finecast.planning import predicted_error
 from finecast.progress import silent
 from finecast_training import replay, step_search
+from finecast_training.backend import Backend, JointGraph, compiled
 from finecast_training.measures import GradientDeviation, StepFigures
 from finecast_training.replay import Replay
+from finecast_training.sensitivities import analysed
+from finecast_training.step import LossOf
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_search import StepCandidate, StepSearch
 from finecast_training.step_tuning import StepResult, _same_everywhere
@@ -252,7 +257,6 @@ class Attention(nn.Module):
 def test_attention_stays_in_fp32_where_its_kernel_is_slower_in_bf16(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from finecast import Format
     from finecast.engines.torch.costs import KernelTimes
 
     def time_s(_: KernelTimes, node: Any, fmt: Format, __: float) -> float:
@@ -270,6 +274,25 @@ def test_attention_stays_in_fp32_where_its_kernel_is_slower_in_bf16(
     assert formats["addmm"] is Format.BF16
     autocast = next(c for c in result.candidates if c.plan.way is Way.AUTOCAST)
     assert named.exactness.error < 1.1 * autocast.exactness.error
+
+
+def test_roundings_in_front_of_a_saved_result_have_errors() -> None:
+    """The backward pass reads the result of the softmax: errors go on through that."""
+    last: list[float] = []
+
+    def chosen(joint: JointGraph) -> Plan:
+        analysis, why = analysed(joint, joint.planner)
+        assert not why
+        formats = dict.fromkeys(joint.planner.permissions, Format.FP32)
+        (node,) = (n for n in joint.graph.float_nodes if n.name.endswith("last/addmm_1"))
+        last.append(predicted_error(analysis, formats | {node.id: Format.BF16}))
+        return joint.planner.highest()
+
+    net, (x, y) = Net().eval(), batches()[0]
+    compiled(LossOf(net, loss).forward, Backend("auto:bf16", chooser=chosen, kernels=False))(
+        x, y
+    )
+    assert [1e-4 < math.sqrt(error) < 1e-2 for error in last] == [True]
 
 
 def test_the_module_of_the_user_stays_as_it_is(tuned: Tuned) -> None:

@@ -35,8 +35,10 @@ def diff(
     first, second = plan_or_model(before, how), plan_or_model(after, how)
     if isinstance(first, Plan) and not isinstance(second, Plan):
         placement = second.placement(first)
-        sides = Side.of_plan(first, _named(before)), Side.of_plan(placement.plan, second.name)
-        return replace(difference(*sides), placement=placement)
+        placed = Side.of_plan(placement.plan, second.name)
+        placed = replace(placed, graph=second.read_graph())
+        differing = difference(Side.of_plan(first, _named(before)), placed)
+        return replace(differing, placement=placement)
     return difference(_side(first, _named(before)), _side(second, _named(after)))
 
 

@@ -64,7 +64,8 @@ def _noisy(array: Array, spread: float, generator: np.random.Generator) -> Array
     if array.dtype.kind != "f":
         return array
     factors = 1 + spread * generator.standard_normal(array.shape)
-    return np.multiply(array, factors).astype(array.dtype)
+    with np.errstate(over="ignore"):  # what becomes Inf shows in the outputs
+        return np.multiply(array, factors).astype(array.dtype)
 
 
 def change(before: Mapping[str, Array], after: Mapping[str, Array]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast, final
 
 import numpy as np
 
+from finecast.devices.faults import is_here
 from finecast.engines import other_engines
 from finecast.engines.attribution import Kernel, attribute, node_of
 from finecast.engines.base import (
@@ -59,6 +60,8 @@ _NO_SCHEMA = re.compile(r"Fatal error: (?P<op>[\w.:]+)\(-?\d+\) is not a registe
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _LOCATION = re.compile(r"\S+\.(?:cc|cpp|h):\d+ .*?\)>?\s(?=[A-Z'])")
 _LONGEST = 240
+_FUSES_TRANSPOSES = "MatmulTransposeFusion"
+"""The optimization by which a product by a vector forgets the Transpose before it."""
 _OLDEST_OPSET = 7  # ONNX Runtime's documentation, "Versioning": opset 7 and later
 _RAISE_OPSET = (
     f"ONNX Runtime has the ops of opset {_OLDEST_OPSET} and later: raise the model's by"
@@ -444,16 +447,25 @@ class _SessionOpener:
             options.add_session_config_entry(weights + "file_name", "weights.bin")
             options.add_session_config_entry(weights + "min_size_in_bytes", "1024")
         model = str(self._model) if isinstance(self._model, Path) else self._model
-        return onnxruntime.InferenceSession(model, options, providers=stated["providers"])
+        return onnxruntime.InferenceSession(
+            model,
+            options,
+            providers=stated["providers"],
+            disabled_optimizers=stated["left_out"],
+        )
 
     def settings(self) -> dict[str, Any]:
-        """What decides how a model is compiled, as ``dry_run_worker`` reads it."""
+        """What decides how a model is compiled, as ``dry_run_worker`` reads it.
+
+        Sessions that are asked for right numbers leave out an optimization that gives others.
+        """
         # Between runs threads sleep, or they would take the processors of other sessions:
         # three that spun, timed in turns, took twice as long as each alone.
         entries = {"session.force_spinning_stop": "1", **ONNXRUNTIME}
         if not self._asked.fusing_codes:
             entries["session.disable_quant_qdq"] = "1"
         entries |= dict(self._asked.entries)
+        wrong = not self._asked.fusing_codes and is_here("onnxruntime-transposed-vectors")
         providers = [self._provider]
         if self._provider != "CPUExecutionProvider":
             providers.append("CPUExecutionProvider")  # for ops on shapes and integers
@@ -462,6 +474,7 @@ class _SessionOpener:
             "optimizing": self._asked.optimizing,
             "entries": entries,
             "providers": providers,
+            "left_out": [_FUSES_TRANSPOSES] if wrong else [],
         }
 
 

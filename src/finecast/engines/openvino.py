@@ -62,6 +62,7 @@ from finecast.frontends.openvino.draws import with_fixed_draws
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.model import WEIGHTS_SUFFIX, load, reads, sent
 from finecast.frontends.openvino.refused import (
+    broadcast_stacks,
     computed_padding,
     confused_products,
     ignored_lengths,
@@ -682,8 +683,8 @@ def _check_computed_rightly(model: openvino.Model, where: str) -> None:
 
     Raises:
         EngineError: If it confuses the weights of two products, pads by another number than
-            the model computes, ignores lengths of sequences, or reads past scales; names
-            the ops.
+            the model computes, ignores lengths of sequences, reads past scales, or cannot run
+            a product; names the ops.
     """
     instead = f", or use {other_engines('openvino')}"
     second = f"store a transposed copy of these weights for the second product{instead}"
@@ -693,6 +694,7 @@ def _check_computed_rightly(model: openvino.Model, where: str) -> None:
         (confused_products, second),
         (computed_padding, constant),
         (ignored_lengths, sizes),
+        (broadcast_stacks, sizes),
         (stacked_scales, ONE_SCALE),
     )
     ops = [*every_op(model)]

@@ -34,7 +34,7 @@ def paused_collection(*, keeps: bool = True) -> Generator[None]:
     if was_enabled and keeps and _Uncollected.count > _Uncollected.limit:
         gc.collect()
         _Uncollected.count = 0
-        _Uncollected.limit = max(_LEAST_LIMIT, _made_old())
+        _Uncollected.limit = max(_LEAST_LIMIT, _count())
     gc.disable()
     before = gc.get_count()[0]
     try:
@@ -42,16 +42,26 @@ def paused_collection(*, keeps: bool = True) -> Generator[None]:
     finally:
         if was_enabled:
             _Uncollected.count += max(gc.get_count()[0] - before, 0)
-            _made_old()
+            _make_old()
             gc.enable()
 
 
-def _made_old() -> int:
-    """Move all objects to the oldest generation; returns how many there are.
+def _make_old() -> None:
+    """Move all objects to the oldest generation, in a time that does not depend on them.
+
+    Where the host program froze objects nothing is moved, as that would thaw them.
+    """
+    if not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()
+
+
+def _count() -> int:
+    """How many objects there are; walks all of them.
 
     They are not listed for it: a list would refer to tuples that other threads are making, and
     Python makes no tuple to the end that something else refers to. Where the host program
-    froze objects nothing is moved, as that would thaw them, and those are counted.
+    froze objects, those are counted: the others cannot be told from them.
     """
     frozen = gc.get_freeze_count()
     if frozen:

@@ -280,7 +280,12 @@ def _onnxruntime(tell_stage: _Stage) -> _Load:
         for name, value in settings["entries"].items():
             options.add_session_config_entry(name, value)
         tell_stage("compiled")
-        session = onnxruntime.InferenceSession(model, options, providers=settings["providers"])
+        session = onnxruntime.InferenceSession(
+            model,
+            options,
+            providers=settings["providers"],
+            disabled_optimizers=settings["left_out"],
+        )
 
         def run(feeds: _Feeds) -> None:
             tensors = {

@@ -284,13 +284,16 @@ class Graph:
 # ----------------------------------- which ops of a training graph belong to its backward pass
 
 
+TANGENTS: Final = "tangents"
+"""How AOT autograd calls the inputs that are gradients of the outputs, before a number."""
+
+
 def backward_ops(graph: Graph) -> frozenset[int]:
     """Ops of the backward pass: all that depend on gradients of the outputs.
 
-    AOT autograd calls those inputs ``tangents_1``, ``tangents_2`` and so on. A graph without
-    such inputs has no backward pass.
+    A graph without such inputs has no backward pass.
     """
-    reached = {v.id for v in graph.inputs if v.name.startswith("tangents")}
+    reached = {v.id for v in graph.inputs if v.name.startswith(TANGENTS)}
     op_ids = set[int]()
     for node in graph.nodes if reached else ():
         if any(value in reached for value in node.inputs):

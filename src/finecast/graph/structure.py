@@ -12,13 +12,17 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any, Final
 
 from finecast.files.saved import SavedPart, converted
 from finecast.graph import ConstantStats, Graph, Node, Value
 
-STRUCTURE_VERSION: Final = 2
-"""Version of the digests in a structure: those of two versions cannot be compared."""
+STRUCTURE_VERSION: Final = 3
+"""Version of a structure: each op with its ports."""
+
+_WITHOUT_PORTS: Final = 2
+"""The version before, with the same digests: that of other versions cannot be compared."""
 
 MODEL_INPUT: Final = -1
 """Stands for the producer of the model's inputs in ``OpStructure.inputs``."""
@@ -34,7 +38,11 @@ order."""
 
 _DIGITS: Final = 8
 _SEPARATOR: Final = "|"
-_PARTS: Final = 7
+_PARTS: Final = 8
+_PORT: Final = ":"
+"""Stands between the number of an op and that of its result."""
+_INSIDE: Final = "-"
+"""Stands for a result that is no output of the model."""
 _IDENTITY: Final = "identity"
 
 
@@ -52,6 +60,10 @@ class OpStructure:
             an axis, for the axes in any order; and the same in the order of the axes.
         inputs: For each other value that it reads the number of the op that computes it, past
             ops that only hand it on, or ``MODEL_INPUT``.
+        ports: For each of ``inputs`` which result of that op it is, or a digest of the name of
+            the model's input. Empty if that is not known.
+        results: For each of its results a digest of its name if it is an output of the model,
+            else nothing. Empty if that is not known.
         decided: Whether a plan gives it a format.
     """
 
@@ -61,6 +73,8 @@ class OpStructure:
     attributes: str = ""
     weights: tuple[str, ...] = ()
     inputs: tuple[int, ...] = ()
+    ports: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
     decided: bool = True
 
     @property
@@ -71,10 +85,12 @@ class OpStructure:
     @property
     def text(self) -> str:
         """The op on one line; ``read`` is the inverse."""
-        inputs = " ".join(map(str, self.inputs))
+        reads = zip_longest(self.inputs, self.ports, fillvalue="")
+        inputs = " ".join(f"{number}{_PORT}{port}".rstrip(_PORT) for number, port in reads)
+        results = " ".join(name or _INSIDE for name in self.results)
         weights, decided = " ".join(self.weights), "1" if self.decided else ""
         digests = weights, self.shape, self.attributes
-        return _SEPARATOR.join((inputs, *digests, decided, self.op, self.name))
+        return _SEPARATOR.join((inputs, results, *digests, decided, self.op, self.name))
 
     @classmethod
     def read(cls, text: str, count: int) -> OpStructure:
@@ -86,10 +102,14 @@ class OpStructure:
         parts = text.split(_SEPARATOR, _PARTS - 1)
         if len(parts) != _PARTS:
             raise ValueError(f"an op of {len(parts)} parts")
-        inputs, weights, shape, attributes, decided, op, name = parts
-        numbers = tuple(map(int, inputs.split()))
+        inputs, results, weights, shape, attributes, decided, op, name = parts
+        split = (one.partition(_PORT) for one in inputs.split())
+        reads = [(int(number), port) for number, _, port in split]
+        numbers, ports = tuple(n for n, _ in reads), tuple(port for _, port in reads)
         if not all(MODEL_INPUT <= number < count for number in numbers):
             raise ValueError(f"{name!r} reads an op that is not there")
+        if any(i != MODEL_INPUT and int(port or 0) < 0 for i, port in reads):
+            raise ValueError(f"{name!r} reads a result that is not there")
         return cls(
             name=name,
             op=op,
@@ -97,6 +117,8 @@ class OpStructure:
             attributes=attributes,
             weights=tuple(weights.split()),
             inputs=numbers,
+            ports=ports if all(ports) else (),
+            results=tuple("" if one == _INSIDE else one for one in results.split()),
             decided=bool(decided),
         )
 
@@ -163,14 +185,18 @@ def write_structure(structure: Structure) -> dict[str, Any]:
 
 
 def read_structure(content: Mapping[str, Any]) -> Structure:
-    """The structure that ``write_structure`` gave; empty if it has another version's digests.
+    """The structure that ``write_structure`` gave; empty if it has other digests.
 
     Raises:
         ValueError: If ``content`` is not that of a structure.
     """
     saved = converted(content, _SavedStructure)
-    structure = tuple(OpStructure.read(line, len(saved.ops)) for line in saved.ops)
-    return structure if saved.version == STRUCTURE_VERSION else ()
+    if saved.version not in (_WITHOUT_PORTS, STRUCTURE_VERSION):
+        return ()
+    lines = saved.ops
+    if saved.version == _WITHOUT_PORTS:
+        lines = [line.replace(_SEPARATOR, 2 * _SEPARATOR, 1) for line in lines]
+    return tuple(OpStructure.read(line, len(lines)) for line in lines)
 
 
 class _SavedStructure(SavedPart):
@@ -191,10 +217,21 @@ def _hashed(text: str) -> str:
 
 def _structure_of(graph: Graph) -> Structure:
     marks = {v.id: _mark(v.constant) for v in graph.values if v.constant is not None}
-    sources = {v.id: MODEL_INPUT if v.producer is None else v.producer for v in graph.values}
+    sources = {
+        i: (node.id, str(port))
+        for node in graph.nodes
+        for port, i in enumerate(node.outputs)
+        if i is not None
+    }
+    others = (v for v in graph.values if v.id not in sources)
+    sources |= {v.id: (MODEL_INPUT, digest(v.name)) for v in others}
     for node in graph.nodes:
         if node.op == _IDENTITY and node.inputs[0] not in (None, *marks):
             sources |= dict.fromkeys(node.outputs, sources[node.inputs[0]])
+    reads = [
+        [sources[i] for i in n.inputs if i is not None and i not in marks] for n in graph.nodes
+    ]
+    ends = {v.id: digest(v.name) for v in graph.outputs}
     return tuple(
         OpStructure(
             name=node.name,
@@ -202,10 +239,12 @@ def _structure_of(graph: Graph) -> Structure:
             shape=_shape(graph, node),
             attributes=_attributes(node),
             weights=tuple(marks[i] for i in node.inputs if i in marks),
-            inputs=tuple(sources[i] for i in node.inputs if i is not None and i not in marks),
+            inputs=tuple(op for op, _ in read),
+            ports=tuple(port for _, port in read),
+            results=tuple("" if i is None else ends.get(i, "") for i in node.outputs),
             decided=node.format is not None,
         )
-        for node in graph.nodes
+        for node, read in zip(graph.nodes, reads, strict=True)
     )
 
 

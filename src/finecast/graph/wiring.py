@@ -9,9 +9,9 @@ loaded. Ops are compared that have the same name or the same weights: the partne
 are guessed by their place. A value of an op without a partner is not known, and is compared
 with none.
 
-A plan keeps no more of its model than a ``Structure``. Beside one, both sides are compared by
-what that has: which op computes what is read, and not by which of its results; inputs of the
-model have no names.
+A plan keeps no more of its model than a ``Structure``, and both sides are then compared by
+theirs: without the order of inputs and outputs. That of a plan of an earlier version has no
+ports: which op computes what is read is compared, and not which of its results it is.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final, NamedTuple, TypeAlias
 
 from finecast.graph import Graph
@@ -27,6 +28,7 @@ from finecast.graph.structure import (
     MODEL_INPUT,
     SAME_NUMBERS,
     Structure,
+    digest,
     fed,
     structure_of,
 )
@@ -39,7 +41,7 @@ _CONSTANT: Final = "constant"
 
 
 class _Input(NamedTuple):
-    """An input of the model; without a name where that is not known."""
+    """An input of the model, by its name or a digest of it; without one where unknown."""
 
     name: str
 
@@ -67,6 +69,7 @@ class _Side:
         structure: Its ops.
         reads: What each op reads.
         results: How many results each op has.
+        outputs: The outputs of the model, by a digest of the name.
         live: Ops that compute from inputs.
         paired: Ops with a partner.
         same: For each op a name that it shares with equal ops on equal values.
@@ -75,6 +78,7 @@ class _Side:
     structure: Structure
     reads: Sequence[Sequence[_Value]]
     results: Sequence[int]
+    outputs: Mapping[str, _Value]
     live: frozenset[int]
     paired: frozenset[int]
     same: Sequence[int]
@@ -85,12 +89,14 @@ class _Side:
         structure: Structure,
         reads: Sequence[Sequence[_Value]],
         results: Sequence[int],
+        outputs: Mapping[str, _Value],
         paired: frozenset[int],
     ) -> _Side:
         return cls(
             structure=structure,
             reads=reads,
             results=results,
+            outputs=outputs,
             live=fed(structure),
             paired=paired,
             same=_classes(structure, reads),
@@ -100,15 +106,30 @@ class _Side:
     def of_graph(cls, graph: Graph, paired: frozenset[int]) -> _Side:
         reads = [[_value(graph, i) for i in node.inputs] for node in graph.nodes]
         results = [len(node.outputs) for node in graph.nodes]
-        return cls.of(structure_of(graph), reads, results, paired)
+        outputs = {digest(value.name): _value(graph, value.id) for value in graph.outputs}
+        return cls.of(structure_of(graph), reads, results, outputs, paired)
 
     @classmethod
-    def of_structure(cls, structure: Structure, paired: frozenset[int]) -> _Side:
+    def of_structure(
+        cls, structure: Structure, paired: frozenset[int], *, ported: bool, named: bool
+    ) -> _Side:
         reads = [
-            [_Input("") if i == MODEL_INPUT else _Result(i, 0) for i in op.inputs]
+            [
+                _Input(port if named else "")
+                if i == MODEL_INPUT
+                else _Result(i, int(port or 0) if ported else 0)
+                for i, port in zip(op.inputs, op.ports or repeat(""), strict=False)
+            ]
             for op in structure
         ]
-        return cls.of(structure, reads, [1] * len(structure), paired)
+        results = [len(op.results) if ported else 1 for op in structure]
+        outputs = {
+            name: _Result(n, port)
+            for n, op in enumerate(structure)
+            for port, name in enumerate(op.results if ported else ())
+            if name
+        }
+        return cls.of(structure, reads, results, outputs, paired)
 
     def origin(self, value: _Value) -> _Value:
         """A value, or that which ops without a partner only hand on as it."""
@@ -215,40 +236,67 @@ def _apart(one: Source, two: Source) -> bool:
 def other_wiring(
     before: Graph | Structure, after: Graph | Structure, matching: Matching
 ) -> tuple[frozenset[int], tuple[str, ...]]:
-    """The ops of ``before`` whose partners read other values, and what differs of ports.
+    """The ops of ``before`` whose partners read other values, and what differs of outputs.
 
-    Another order of inputs or outputs is another model to callers by position. Ports are
-    those of graphs: a structure has none.
+    Another order of inputs or outputs is another model to callers by position, and is reported
+    of two graphs.
     """
     pairs = matching.pairs
     ends = frozenset(pairs), frozenset(pairs.values())
-    if not (isinstance(before, Graph) and isinstance(after, Graph)):
-        structures = (
-            structure_of(one) if isinstance(one, Graph) else one for one in (before, after)
-        )
-        one, two = map(_Side.of_structure, structures, ends)
-        wires = _Wires(one=one, two=two, pairs=pairs, named=True)
-        return frozenset(n for n in pairs if wires.differ(n)), ()
-    wires = _Wires(
-        one=_Side.of_graph(before, ends[0]),
-        two=_Side.of_graph(after, ends[1]),
-        pairs=pairs,
-        named={v.name for v in before.inputs} == {v.name for v in after.inputs},
-    )
-    outputs = {value.name: value.id for value in after.outputs}
+    if isinstance(before, Graph) and isinstance(after, Graph):
+        sides = _Side.of_graph(before, ends[0]), _Side.of_graph(after, ends[1])
+        named = {v.name for v in before.inputs} == {v.name for v in after.inputs}
+        orders = _other_orders(before, after)
+    else:
+        sides, named, orders = _sides(_structure(before), _structure(after), ends), True, ()
+    wires = _Wires(one=sides[0], two=sides[1], pairs=pairs, named=named)
+    names = {
+        digest(value.name): f"output {value.name!r}"
+        for graph in (before, after)
+        if isinstance(graph, Graph)
+        for value in graph.outputs
+    }
     others = tuple(
-        f"output {value.name!r} is the result of another op"
-        for value in before.outputs
-        if value.name in outputs
+        f"{names.get(name, 'an output')} is the result of another op"
+        for name, value in sides[0].outputs.items()
+        if name in sides[1].outputs
         and _apart(
-            wires.before(_value(before, value.id), by_op=True),
-            wires.after(_value(after, outputs[value.name]), by_op=True),
+            wires.before(value, by_op=True), wires.after(sides[1].outputs[name], by_op=True)
         )
     )
+    return frozenset(n for n in pairs if wires.differ(n)), (*dict.fromkeys(others), *orders)
+
+
+def _structure(side: Graph | Structure) -> Structure:
+    return structure_of(side) if isinstance(side, Graph) else side
+
+
+def _sides(
+    before: Structure, after: Structure, ends: tuple[frozenset[int], frozenset[int]]
+) -> tuple[_Side, _Side]:
+    """Both structures, by what both say: an earlier version of one has no ports.
+
+    Where inputs of the model have other names, one input is not told from another. One that no
+    op reads is in no structure.
+    """
+    ported = all(any(op.results for op in side) for side in (before, after))
+    inputs, others = (
+        {port for op in side for i, port in zip(op.inputs, op.ports, strict=False) if i < 0}
+        for side in (before, after)
+    )
+    named = ported and (inputs <= others or inputs >= others)
+    one, two = (
+        _Side.of_structure(side, paired, ported=ported, named=named)
+        for side, paired in zip((before, after), ends, strict=True)
+    )
+    return one, two
+
+
+def _other_orders(before: Graph, after: Graph) -> tuple[str, ...]:
+    """Inputs and outputs that come in another order."""
     kinds = zip(("inputs", "outputs"), before.ports, after.ports, strict=True)
-    others += tuple(
+    return tuple(
         f"{kind} come in another order: {', '.join(two)}; it was {', '.join(one)}"
         for kind, one, two in kinds
         if one != two and sorted(one) == sorted(two)
     )
-    return frozenset(n for n in pairs if wires.differ(n)), others

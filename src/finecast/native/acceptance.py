@@ -434,7 +434,7 @@ def _outputs_on(case: Case, feeds: Feeds) -> Outputs | None:
 
 def _fp32_noise(case: Case, one: JudgedOutput) -> float:
     """The error of fp32 against itself, by other kernels and inputs off by one unit."""
-    again = _outputs_on(case, _nudged(case.feeds))
+    again = _outputs_on(case, nudged(case.feeds))
     return 0.0 if again is None else one.error(again[one.name])
 
 
@@ -448,16 +448,17 @@ def _undetermined(case: Case, one: JudgedOutput) -> bool:
         return False
     with suppress(EngineError, NotImplementedError):
         session = case.pair.source.noisy_session()
-        moved = session.run(feeds_for(session, _nudged(case.feeds)))
+        moved = session.run(feeds_for(session, nudged(case.feeds)))
         return one.error(moved[one.name]) >= min(one.limit, LIMIT)
     return False
 
 
-def _nudged(feeds: Feeds) -> Feeds:
-    return each_call(feeds, lambda call: {n: nudge(a) for n, a in call.items()})
+def nudged(feeds: Feeds) -> Feeds:
+    """Inputs that fp32 hardly tells from ``feeds``: digits that they change are noise."""
+    return each_call(feeds, lambda call: {n: _nudged(a) for n, a in call.items()})
 
 
-def nudge(array: Array) -> Array:
+def _nudged(array: Array) -> Array:
     """Numbers of fp32 or fp64 off by one unit in the last place, up and down in turns."""
     if array.dtype.name not in ("float32", "float64"):
         return array

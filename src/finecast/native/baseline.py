@@ -13,15 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from finecast.data.deviation import Deviation, Expected, deviation, expected
-from finecast.engines.base import Engine, Feeds, Session, each_call, feeds_for
+from finecast.engines.base import Array, Engine, Feeds, Session, feeds_for
 from finecast.engines.exact import CachedSession
 from finecast.engines.faults import fault_of_integers
 from finecast.engines.loading import load_model
 from finecast.errors import EngineError
 from finecast.graph import Graph
 from finecast.naming import left_out
-from finecast.native.acceptance import FirstWrong, Outputs, nudge
+from finecast.native.acceptance import FirstWrong, Outputs, nudged
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
 from finecast.numbers.thresholds import APPROXIMATED, ENGINE_FACTOR, LIMIT
@@ -94,8 +96,7 @@ def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Output
         apart = {n: d for n, d in off.items() if bounds.is_beyond(ids.get(n), d, APPROXIMATED)}
         if not apart:
             return ""
-        nudged = each_call(feeds, lambda call: {n: nudge(a) for n, a in call.items()})
-        again = session.run(feeds_for(session, nudged))
+        again = session.run(feeds_for(session, nudged(feeds)))
     except EngineError:
         return ""  # it does not run there, so that there is no second opinion
     wrong: dict[str, tuple[Deviation, float]] = {}
@@ -165,8 +166,22 @@ def _first_op(
     node = search.op_before(name)
     if node is None:
         return ""
-    known = [f for e in engines if (f := fault_of_integers(e.name, prepared.graph, node))]
+    graph, names = prepared.graph, {i: shown for shown, i in prepared.countable().items()}
+    ports = [graph.values[i] for i in (*node.inputs, *node.outputs) if i is not None]
+    computed = run(
+        engines[1], prepared.with_outputs([names[v.id] for v in ports if v.id in names])
+    )
+    arrays = [*computed.values(), *(feeds[v.name] for v in ports if v.name in feeds)]
+    arrays += [v.constant.read() for v in ports if v.constant is not None]
+    largest = max(map(_largest, arrays), default=0.0)
+    known = [f for e in engines if (f := fault_of_integers(e.name, graph, node, largest))]
     fault_text = "".join(
         f": {title_of(f.engine)} is wrong there, by a known fault ({f.name})" for f in known
     )
     return f", first at {node.name!r} ({node.native}){fault_text}"
+
+
+def _largest(array: Array) -> float:
+    """The largest magnitude of its finite numbers."""
+    numbers = array.astype(np.float64, copy=False)
+    return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))

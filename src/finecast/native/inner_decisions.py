@@ -54,10 +54,19 @@ def deciding(graph: Graph, low: Iterable[int]) -> Iterator[Node]:
         made = {i for i in node.outputs if i is not None}
         fed |= made
         floats = {i for i in read if graph.values[i].format is not None}
-        if kind in _DECIDES and not node.region and (floats if is_low else floats & changed):
+        decides = kind in _DECIDES or _gives_positions(graph, node)
+        if decides and not node.region and (floats if is_low else floats & changed):
             yield node
         if is_low or read & changed:
             changed |= made
+
+
+def _gives_positions(graph: Graph, node: Node) -> bool:
+    """Whether a maximum pooling says where it found the numbers, and that is read."""
+    at = node.outputs[1] if node.op == "max_pool" and len(node.outputs) > 1 else None
+    if at is None:
+        return False
+    return bool(graph.values[at].uses) or any(v.id == at for v in graph.outputs)
 
 
 def changed_decisions(

@@ -35,7 +35,7 @@ from finecast.frontends.onnx.draws import FIXED_FROM
 from finecast.frontends.onnx.opset import stated_for_engines
 from finecast.frontends.prepared import AppliedModel, PreparedModel
 from finecast.graph import ROUNDS, Dim, Graph, Node
-from finecast.native.acceptance import Pair, accept_fp32, nudge
+from finecast.native.acceptance import Pair, accept_fp32, nudged
 from finecast.native.artefact import Destination, Verified, compare
 from finecast.native.conversion_notes import kept_types
 from finecast.native.device import Program
@@ -431,8 +431,7 @@ def _against_fp64(file: OnnxFile, graph: Graph, ran: Compared, found: Verified) 
     if session is None:
         return _with_note(found, note)
     exact = session.run(ran.feeds)
-    nudged = session.run({name: nudge(array) for name, array in ran.feeds.items()})
-    accept_fp32(graph, ran.wanted, exact, nudged)
+    accept_fp32(graph, ran.wanted, exact, session.run(nudged(ran.feeds)))
     beside, taken = (compare("", outputs, exact) for outputs in (ran.got, ran.wanted))
     return replace(
         found,

@@ -135,7 +135,9 @@ def check_stated(policy: Policy, engine: Engine, prepared: PreparedModel) -> Non
     if device is not None:
         check_formats(device, policy)
     for fmt in policy.formats:
-        if device is None and (fmt is Format.TF32 or fmt.blocks is not None):
+        trained = prepared.library == _MODULES and fmt in prepared.states
+        emulated = fmt is Format.TF32 or fmt.blocks is not None
+        if device is None and emulated and not trained:
             raise UsageError(
                 f"no engine here computes in {fmt.label}",
                 fix="name the device with --target (target=...), or use bf16 or fp16",
@@ -179,7 +181,7 @@ def _refuse(fmt: Format, engine: Engine, prepared: PreparedModel) -> NoReturn:
         raise UsageError(
             f"{fmt.label} is planned for modules in inference, and this is a training step",
             where=f"--auto-cast-type {fmt.label}",
-            fix="use bf16 or fp16",
+            fix=f"use {', '.join(f.label for f in prepared.states)}",
         )
     if _stated_by_modules(fmt):
         raise UsageError(

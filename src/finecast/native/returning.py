@@ -43,11 +43,13 @@ from finecast.planning.points import SWITCH, moves
 from finecast.processes.memory import packed
 from finecast.rules.draws import draws, random_notes
 from finecast.rules.facts import Facts, ValueFacts, facts_in
+from finecast.rules.folded import stored_bits
 from finecast.rules.scaled_operands import origin
 
 _LISTED: Final = 3
 """Values that a note names."""
 _CODES: Final = frozenset({"quantize", "dequantize"})
+_FOUR_BITS: Final = 4
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +108,7 @@ class BesideLow(LowModel):
             own = _codes_read(low, other)
             if own is None and by_name(node.op).kind in _PRODUCTS:
                 own = _codes_multiplied(low, other)
-            own = own or pair.stored.get(partner, Format.FP32)
+            own = own or _weights_read(low, other) or pair.stored.get(partner, Format.FP32)
             inner = self._low_within(node).values()
             formats[node.id] = min((own, *inner), key=lambda fmt: fmt.bits)
         return dict(sorted(formats.items()))
@@ -508,8 +510,21 @@ def _format_of(graph: Graph, node: Node) -> Format:
     if node.op in (*_PASSED, PHI) or not by_name(node.op).has_numbers:
         return Format.FP32
     read = (graph.maker(origin(graph, graph.values[i])) for i in node.inputs if i is not None)
-    coded = any(maker is not None and maker.op in _CODES for maker in read)
-    return Format.INT8 if coded else node.format or Format.FP32
+    if any(maker is not None and maker.op in _CODES for maker in read):
+        return Format.INT8
+    return _weights_read(graph, node) or node.format or Format.FP32
+
+
+def _weights_read(graph: Graph, node: Node) -> Format | None:
+    """The format of weights that the op decodes, or that are decoded for it; None without."""
+    bits = node.attributes.get("bits")  # of ONNX Runtime's products by packed weights
+    if by_name(node.op).kind is not OpKind.MATMUL or not isinstance(bits, int):
+        read = (graph.values[i] for i in node.inputs if i is not None)
+        made = (v for v in read if v.producer is not None)
+        bits = min(filter(None, (stored_bits(graph, v) for v in made)), default=None)
+    if bits is None:
+        return None
+    return Format.INT4_WEIGHTS if bits <= _FOUR_BITS else Format.INT8_WEIGHTS
 
 
 def _codes_read(graph: Graph, node: Node) -> Format | None:

@@ -196,6 +196,8 @@ def stored_range(graph: Graph, value: Value | None, steps: int = _STEPS) -> Stor
     if maker.op == "dequantize":
         return _decoded(graph, maker, value)
     if maker.op == "cast":  # OpenVINO decodes by three ops: cast, ``sub``, ``mul``
+        if inner is not None and inner.format is not None:
+            return stored_range(graph, inner, steps - 1)
         weights = inner is not None and inner.constant is not None
         return _integers(inner) if weights else None
     if moves(maker):

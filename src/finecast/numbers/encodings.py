@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from finecast.files.saved import converted
 from finecast.numbers.blocks import BlockLayout, StoredBlocks
-from finecast.numbers.formats import Format, Grid
+from finecast.numbers.formats import E5M2, Format, Grid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -507,8 +507,10 @@ def stored_as(
 class Dynamic:
     """How a kernel rounds a value that it reads: by scales that it finds at run time.
 
-    Each ``group`` numbers in a row along the last axis share a scale, or all of them with
-    ``WHOLE_ROW``. By it the largest of them becomes the largest code; in formats of blocks
+    Each ``group`` numbers in a row along an axis share a scale, or all of them with
+    ``WHOLE_ROW``: along the last axis, or the one before it in the second operand of a product
+    of two values. By the scale the largest of them becomes the largest code, of e5m2 where
+    the value is a ``gradient`` in fp8; in formats of blocks
     values are rounded as constants are. PyTorch states this
     rounding; nothing in other models does: the engine makes it where it finds constants in
     ``format``.
@@ -518,10 +520,14 @@ class Dynamic:
 
     format: Format
     group: int
+    axis: int = -1
+    gradient: bool = False
 
     def __post_init__(self) -> None:
         if self.group != self.format.dynamic_group:
             raise ValueError(f"{self.label} finds no scales for groups of {self.group}")
+        if self.axis not in (-1, -2) or (self.gradient and not self.format.has_float_codes):
+            raise ValueError(f"{self.label} has no such scales along axis {self.axis}")
 
     @property
     def label(self) -> str:
@@ -536,6 +542,8 @@ class Dynamic:
     @property
     def grid(self) -> Grid:
         """The codes: integers of 8 bits whatever the constants have, or their low floats."""
+        if self.gradient:
+            return E5M2
         of = self.format if self.format.has_float_codes else Format.INT8_DYNAMIC
         return of.grid(constant=True)
 
@@ -543,8 +551,11 @@ class Dynamic:
         """The numbers that the codes of ``x`` stand for.
 
         Raises:
-            ValueError: If the last axis is not made of whole groups; a block may be short.
+            ValueError: If the axis is not made of whole groups; a block may be short.
         """
+        if self.axis != -1:
+            along = replace(self, axis=-1)
+            return np.swapaxes(along.round(np.swapaxes(x, self.axis, -1)), self.axis, -1)
         if self.format.blocks is not None:
             return self.format.blocks.round(x, axis=-1)
         group = self.group or x.shape[-1]
@@ -562,7 +573,9 @@ class Dynamic:
 
     def to_dict(self) -> dict[str, Any]:
         """The parameters as JSON content, without the format."""
-        return {"group": self.group}
+        stated: dict[str, Any] = {"group": self.group}
+        stated |= {"axis": self.axis} if self.axis != -1 else {}
+        return stated | ({"gradient": True} if self.gradient else {})
 
     @classmethod
     def from_dict(cls, fmt: Format, content: Mapping[str, Any]) -> Dynamic:

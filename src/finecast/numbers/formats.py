@@ -42,7 +42,7 @@ class Grid:
     @property
     def has_floats(self) -> bool:
         """Whether codes are low floats, not integers."""
-        return self.dtype == _FP8
+        return self.dtype in (_FP8, _FP8_WIDE)
 
     def nearest(self, steps: NDArray[np.float32]) -> NDArray[np.float32]:
         """The number of the type that is nearest to each of ``steps``, in place for integers.
@@ -134,12 +134,15 @@ class _Layout:
 
 
 _FP8: Final = np.dtype(ml_dtypes.float8_e4m3fn)
+_FP8_WIDE: Final = np.dtype(ml_dtypes.float8_e5m2)
 # What x86's integer products take: unsigned values, and signed weights symmetric around 0.
 _UINT8: Final = Grid(dtype=np.dtype(np.uint8), lowest=0, highest=255)
 _INT8: Final = Grid(dtype=np.dtype(np.int8), lowest=-127, highest=127, symmetric=True)
 # Products of two values take no zero point, so that codes of negative numbers are signed.
 _SIGNED: Final = Grid(dtype=np.dtype(np.int8), lowest=-128, highest=127, symmetric=True)
 _E4M3: Final = Grid(dtype=_FP8, lowest=-448, highest=448, symmetric=True)
+E5M2: Final = Grid(dtype=_FP8_WIDE, lowest=-57344, highest=57344, symmetric=True)
+"""The codes of gradients in fp8, which need more range than values, and fewer digits."""
 _INT4: Final = Grid(dtype=np.dtype(ml_dtypes.int4), lowest=-7, highest=7, symmetric=True)
 # Values that kernels round have few numbers to a scale: one that is far larger than the others
 # costs only its group digits. 32 is OpenVINO's default (2026.4), and the least that ONNX

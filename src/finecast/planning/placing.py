@@ -52,6 +52,7 @@ class Placement:
         gone: Ops of the plan that the version has not.
         changed: Ops of the plan that are here with other weights or attributes, or read other
             values. None if the plan does not say what they were.
+        outputs: Outputs of the model that are results of other ops, in a few words.
         restated: Ops of the plan in whose place other ops are. Whether these compute the same,
             as five ops may in place of a Gelu, is not known.
     """
@@ -64,12 +65,13 @@ class Placement:
     refused: Mapping[str, str]
     gone: tuple[str, ...]
     changed: tuple[str, ...] | None = None
+    outputs: tuple[str, ...] = ()
     restated: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
         """Whether all that the plan tells of its model is so here: one model, given twice."""
-        lost = self.gone or self.new or self.refused or self.restated
+        lost = self.gone or self.new or self.refused or self.restated or self.outputs
         return self.changed == () and not lost
 
     @property
@@ -98,6 +100,7 @@ class Placement:
             if self.changed
             else []
         )
+        parts += self.outputs
         parts += [f"written as other ops: {_some(self.restated)}"] if self.restated else []
         parts += [f"gone: {_some(self.gone)}"] if self.gone else []
         parts += [f"new, in fp32: {_some(self.new)}"] if self.new else []
@@ -193,6 +196,7 @@ def place(plan: Plan, graph: Graph, opset: Callable[[Mapping[int, Format]], int]
         structure=structure_of(graph),
     )
     counted = {d.node for d in plan.counted}
+    changed, outputs = _changed(before, graph, matching)
     return Placement(
         plan=moved,
         placed={n: o for n, o in placed.items() if o in counted},
@@ -201,20 +205,25 @@ def place(plan: Plan, graph: Graph, opset: Callable[[Mapping[int, Format]], int]
         new=new,
         refused=refused,
         gone=tuple(d.node for d in plan.counted if d.node not in kept),
-        changed=_changed(before, moved.structure, matching) if plan.structure else None,
+        changed=changed if plan.structure else None,
+        outputs=outputs,
         restated=tuple(before[i].name for g in matching.regroupings for i in g.before),
     )
 
 
-def _changed(before: Structure, after: Structure, found: Matching) -> tuple[str, ...]:
-    """Ops of ``before`` whose weights, attributes or inputs are others in ``after``."""
-    rewired, _ = other_wiring(before, after, found)
-    pairs = ((n, before[n], after[other]) for n, other in found.pairs.items())
-    return tuple(
+def _changed(
+    before: Structure, after: Graph, found: Matching
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Ops of ``before`` whose weights, attributes or inputs are others, and other outputs."""
+    rewired, outputs = other_wiring(before, after, found)
+    structure = structure_of(after)
+    pairs = ((n, before[n], structure[other]) for n, other in found.pairs.items())
+    changed = tuple(
         old.name
         for n, old, new in pairs
         if n in rewired or old.attributes != new.attributes or other_weights(old, new)
     )
+    return changed, outputs
 
 
 def _ports(graph: Graph) -> set[str]:

@@ -219,8 +219,9 @@ def _constant_ports(graph: Graph, nodes: Iterable[int]) -> dict[int, tuple[int, 
 # Rounding points of formats whose encodings have parameters.
 
 
-# A value, and the unit that encodes it as it reads it; None if its producer encodes it.
-_Class = tuple[int, int | None]
+# A value, the unit that encodes it as it reads it, or None if its producer does, and how.
+# Kernels find scales along an axis of what they read, and a transpose may stand in front.
+_Class = tuple[int, int | None, Reading]
 
 
 def scaled_points(
@@ -232,7 +233,6 @@ def scaled_points(
     the unit that encodes it only: readers in other formats read it unrounded. A result that
     its op encodes is rounded for all of its readers.
     """
-    shared: dict[int, Reading] = {}
     places: dict[_Class, list[Place]] = {}
     makers: dict[int, set[int]] = {}
     weights: dict[int, dict[int, tuple[int, ...]]] = {}
@@ -244,14 +244,13 @@ def scaled_points(
             source = graph.nodes[node].inputs[index]
             assert source is not None
             root = origin(graph, graph.values[source]).id
-            places.setdefault((root, unit), []).append((node, index))
-            shared[root] = encoding
+            places.setdefault((root, unit, encoding), []).append((node, index))
         if isinstance(encodings.result, Scaled):
             value = coded_result(graph, graph.nodes[node])
             assert value is not None
-            places.setdefault((value.id, None), []).extend(reading(graph, value))
+            key = value.id, None, encodings.result
+            places.setdefault(key, []).extend(reading(graph, value))
             makers.setdefault(value.id, set()).add(unit)
-            shared[value.id] = encodings.result
         if encodings.constants:
             weights.setdefault(unit, {})[node] = tuple(sorted(encodings.constants))
     return RoundingPoints(
@@ -259,9 +258,9 @@ def scaled_points(
             RoundingPoint(
                 places=tuple(dict.fromkeys(at)),
                 readers=tuple(sorted({*makers.get(root, ()), *own})),
-                encoding=shared[root],
+                encoding=encoding,
             )
-            for root, own, at in _by_reader(places)
+            for root, own, encoding, at in _by_reader(places)
         ),
         weights=tuple(weights.values()),
         weight_units=tuple(weights),
@@ -270,22 +269,22 @@ def scaled_points(
 
 def _by_reader(
     places: Mapping[_Class, Sequence[Place]],
-) -> Iterator[tuple[int, tuple[int, ...], Sequence[Place]]]:
-    """The value of each class, the unit that encodes its places, if any, and the places.
+) -> Iterator[tuple[int, tuple[int, ...], Reading, Sequence[Place]]]:
+    """The value of each class, the unit that encodes its places, if any, how, and the places.
 
     Places that a unit encodes are left out of the class that the producer encodes.
     """
     encoded = {
         at
-        for (_, unit), class_places in places.items()
+        for (_, unit, _), class_places in places.items()
         if unit is not None
         for at in class_places
     }
-    for (root, unit), class_places in places.items():
+    for (root, unit, encoding), class_places in places.items():
         if unit is not None:
-            yield root, (unit,), class_places
+            yield root, (unit,), encoding, class_places
         elif rest := [at for at in class_places if at not in encoded]:
-            yield root, (), rest
+            yield root, (), encoding, rest
 
 
 # Switches of rounding points: the inputs and outputs that each rounds, and the encodings.

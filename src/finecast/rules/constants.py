@@ -40,16 +40,19 @@ class ConstantProblem:
 
 
 def constant_problem(
-    value: Value, low: Format, *, divides: bool = False
+    value: Value, low: Format, *, divides: bool = False, multiplies: bool = False
 ) -> ConstantProblem | None:
     """Why ``low`` cannot hold the constant ``value``; None if it can, or it is none.
 
-    If it ``divides``, no element may become zero, however many there are.
+    If it ``divides``, no element may become zero, however many there are. If it ``multiplies``
+    as the weights of a product, some may; but not all may lose their digits.
     """
     constant = value.constant
     if constant is None or constant.size == 0:
         return None
-    small = constant.smallest_nonzero if constant.size <= _FEW or divides else 0.0
+    small = constant.largest if multiplies else 0.0
+    if constant.size <= _FEW or divides:
+        small = constant.smallest_nonzero
     return _problem(constant.largest, small, low)
 
 
@@ -75,9 +78,17 @@ def first_problem(graph: Graph, node: Node, low: Format) -> tuple[str, ConstantP
     """The name and the problem of the first constant operand that ``low`` cannot hold."""
     port = DIVISORS.get(node.op, len(node.inputs))
     divisor = node.inputs[port] if port < len(node.inputs) else None
+    product = by_name(node.op).matmul_engine
+    weights = next(iter(node.inputs[1:2]), None) if product else None
     operands = graph.following_inputs(node)
     for name, problem in (
-        *((v.name, constant_problem(v, low, divides=v.id == divisor)) for v in operands),
+        *(
+            (
+                v.name,
+                constant_problem(v, low, divides=v.id == divisor, multiplies=v.id == weights),
+            )
+            for v in operands
+        ),
         *((f"{n:g}", _problem(abs(n), abs(n), low)) for n in scalars(node)),
     ):
         if problem is not None:

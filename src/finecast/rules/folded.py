@@ -7,9 +7,15 @@ because that rounds once, unless such an op reads its result.
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from finecast.graph import Graph, Node, Value
 from finecast.ops import by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
+
+_INTEGER: Final = re.compile(r"u?int(\d+)")
+_MOST_BITS: Final = 8
 
 
 def _judge(node: Node, context: Context) -> Ruling | None:
@@ -36,6 +42,30 @@ def settled(graph: Graph) -> frozenset[int]:
     computed = (graph.nodes[n] for n in graph.once(computed_from_constants))
     results = {i for node in computed for i in node.outputs if i is not None}
     return frozenset(results | {v.id for v in graph.values if v.constant is not None})
+
+
+def stored_bits(graph: Graph, value: Value) -> int | None:
+    """The bits of the integers that a settled value is decoded from; None if it is not.
+
+    Tools that compress weights store integers of 8 or fewer bits, which a few ops of the model
+    scale. Integers of more bits are sizes and positions.
+    """
+    settled_values, waiting, seen = graph.once(settled), [value], {value.id}
+    widths: set[int] = set()
+    while waiting:
+        source = waiting.pop()
+        if source.id not in settled_values:
+            continue
+        if (width := _INTEGER.fullmatch(source.dtype)) is not None:
+            widths.add(int(width[1]))
+        maker = graph.maker(source)
+        reads = (
+            () if maker is None else (graph.values[i] for i in maker.inputs if i is not None)
+        )
+        new = [v for v in reads if v.id not in seen]
+        seen.update(v.id for v in new)
+        waiting += new
+    return min((bits for bits in widths if bits <= _MOST_BITS), default=None)
 
 
 def may_be_zeros(graph: Graph, value: Value) -> bool:

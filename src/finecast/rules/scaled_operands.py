@@ -16,7 +16,7 @@ from finecast.graph import ROUNDS, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.rules.constants import scalars
-from finecast.rules.folded import settled
+from finecast.rules.folded import settled, stored_bits
 
 # By index of an operand: the axes of its channels, each of which has a scale; empty if the
 # operand has a single scale.
@@ -211,9 +211,14 @@ def _product(graph: Graph, node: Node, channels: tuple[int, ...]) -> Axes:
         return {0: ()}
     maker = None if weights is None else graph.maker(weights)
     if weights is not None and maker is not None and weights.id in graph.once(settled):
+        if (bits := stored_bits(graph, weights)) is not None:
+            raise ValueError(
+                f"its weights came quantized in {bits} bits, and stay as they are: give the"
+                " model that they were made from"
+            )
         raise ValueError(
-            f"its weights are computed from constants, by {maker.name}: have that"
-            " folded into the model (onnxslim, onnxsim)"
+            f"its weights are computed from constants, by {maker.name}: store the result in"
+            " the model, as onnxslim does in an ONNX file"
         )
     if weights is None or weights.constant is None:
         raise ValueError("its weights are not constant")

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from finecast.solver.assignment import (
     PINNED_HIGH,
@@ -151,17 +150,21 @@ class _Program:
         n, k = self.of.time.shape
         unit = np.arange(n).repeat(k)
         label = np.arange(n * k)
-        ones = csr_array((np.ones(n * k), (unit, label)), shape=(n, self.size))
+        ones = scipy.sparse.csr_array((np.ones(n * k), (unit, label)), shape=(n, self.size))
         limits: list[Any] = [optimize.LinearConstraint(ones, 1, 1)]
         if self.rows:
             row, column, factor = (np.concatenate(x) for x in zip(*self.entries, strict=True))
-            matrix = csr_array((factor, (row, column)), shape=(self.rows, self.size))
+            matrix = scipy.sparse.csr_array(
+                (factor, (row, column)), shape=(self.rows, self.size)
+            )
             limits.append(optimize.LinearConstraint(matrix, 0, np.inf))
         if within < np.inf:
-            error = csr_array(np.concatenate(self.error)[None] / within)
+            error = scipy.sparse.csr_array(np.concatenate(self.error)[None] / within)
             limits.append(optimize.LinearConstraint(error, -np.inf, 1.0))
         if self.of.limit is not None:
-            size = csr_array(np.concatenate(self.bytes)[None] / self.of.limit.most)
+            size = scipy.sparse.csr_array(
+                np.concatenate(self.bytes)[None] / self.of.limit.most
+            )
             limits.append(optimize.LinearConstraint(size, -np.inf, 1.0))
         whole = np.zeros(self.size)
         whole[: n * k] = 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
+import scipy  # whose parts load on first use: sparse takes .2 s
 
 from finecast.solver.assignment import Bools, Floats, Ints, Problem, chain_profile, total_by
 from finecast.solver.mincut import minimal_cut
@@ -213,8 +212,10 @@ def _level(state: _Open, result: Floats) -> _Open:
     one. These bounds make the chain nested in spite of round-off.
     """
     n = len(state.ids)
-    graph = csr_array((np.ones(len(state.tail)), (state.tail, state.head)), shape=(n, n))
-    count, part = connected_components(graph, directed=False)
+    graph = scipy.sparse.csr_array(
+        (np.ones(len(state.tail)), (state.tail, state.head)), shape=(n, n)
+    )
+    count, part = scipy.sparse.csgraph.connected_components(graph, directed=False)
     part = part.astype(np.int64)
     error = total_by(part, state.error, count)
     gain = np.maximum(-total_by(part, state.time, count), 0.0)

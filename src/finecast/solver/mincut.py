@@ -15,8 +15,7 @@ nodes beyond such edges are decided, and the few left are solved at a finer scal
 from __future__ import annotations
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+import scipy  # whose parts load on first use: sparse takes .2 s
 
 from finecast.solver.assignment import (
     Bools,
@@ -100,10 +99,10 @@ def _stage(net: Undecided, most: int) -> tuple[Undecided, Ints, int]:
     tail, head, indptr, capacity = _residual_form(net)
     capacity = np.minimum(capacity, most + 1)
     shift = max(0, int(capacity.max(initial=0)).bit_length() - _FLOW_BITS)
-    coarse = csr_array(
+    coarse = scipy.sparse.csr_array(
         ((capacity >> shift).astype(np.int32), tail, indptr), shape=(n + 2, n + 2)
     )
-    flow = maximum_flow(coarse, sink, source).flow.data.astype(np.int64)
+    flow = scipy.sparse.csgraph.maximum_flow(coarse, sink, source).flow.data.astype(np.int64)
     residual = capacity - (flow << shift)
     reached = _reach(tail, head, (residual >> shift) > 0, source, n + 2)
     crossing = reached[tail] & ~reached[head]
@@ -141,7 +140,7 @@ def _residual_form(net: Undecided) -> tuple[Ints, Ints, Ints, Ints]:
     tail = np.concatenate([net.tail, np.full(len(gains), n), pays])
     head = np.concatenate([net.head, gains, np.full(len(pays), n + 1)])
     cost = np.concatenate([net.cost, -net.weight[gains], net.weight[pays]])
-    graph = csr_array(
+    graph = scipy.sparse.csr_array(
         (
             np.concatenate([cost, np.zeros_like(cost)]),
             (np.concatenate([head, tail]), np.concatenate([tail, head])),
@@ -157,11 +156,13 @@ def _residual_form(net: Undecided) -> tuple[Ints, Ints, Ints, Ints]:
 
 def _reach(tail: Ints, head: Ints, open_: Bools, start: int, size: int) -> Bools:
     """Nodes that ``start`` reaches over open edges, itself included."""
-    graph = csr_array(
+    graph = scipy.sparse.csr_array(
         (np.ones(int(open_.sum()), dtype=np.int8), (tail[open_], head[open_])),
         shape=(size, size),
     )
-    order: Ints = breadth_first_order(graph, start, return_predecessors=False)
+    order: Ints = scipy.sparse.csgraph.breadth_first_order(
+        graph, start, return_predecessors=False
+    )
     mask = np.zeros(size, dtype=np.bool_)
     mask[order] = True
     return mask

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
+import scipy  # whose parts load on first use: sparse takes .2 s
 
 from finecast.solver.assignment import Bools, Ints
 
@@ -142,10 +141,10 @@ def _merged(net: Undecided) -> tuple[Undecided, Merged | None]:
     same = np.flatnonzero(follows & leads)
     if not len(same) or len(same) * _WORTH_A_STEP < count:
         return net, None
-    pairs = csr_array(
+    pairs = scipy.sparse.csr_array(
         (np.ones(len(same), dtype=np.int8), (tail[same], head[same])), shape=(count, count)
     )
-    groups, group = connected_components(pairs, directed=False)
+    groups, group = scipy.sparse.csgraph.connected_components(pairs, directed=False)
     group = group.astype(np.int64)
     weight = np.zeros(groups, dtype=np.int64)
     np.add.at(weight, group, net.weight)
@@ -169,7 +168,7 @@ def _both_ways(net: Undecided) -> tuple[Ints, Ints, Ints, Ints]:
     lower, upper = np.minimum(net.tail, net.head), np.maximum(net.tail, net.head)
     along = np.where(net.tail == lower, net.cost, 0)
     there, back_again = (
-        csr_array((cost, (lower, upper)), shape=(count, count))
+        scipy.sparse.csr_array((cost, (lower, upper)), shape=(count, count))
         for cost in (along, net.cost - along)
     )
     # Costs of 0 are stored, too, so both arrays have the same entries in the same order.

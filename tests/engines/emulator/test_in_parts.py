@@ -17,9 +17,10 @@ from finecast.frontends.onnx.parts import ModelInParts
 
 # Two products that do not depend on one another, one of their sum, one of constants alone; a
 # body that reads a product and a value of an earlier part; a weight that is an input, too;
-# products that are outputs, and read as well.
+# products that are outputs, and read as well; a weight and an input that are outputs.
 NET = """<ir_version: 8, opset_import: ["" : 17]>
-net (float[N, 4] x, bool c, float[4, 4] v) => (float[N, 4] y, float[N, 4] q, float[N, 4] e)
+net (float[N, 4] x, bool c, float[4, 4] v)
+=> (float[N, 4] y, float[N, 4] q, float[N, 4] e, float[4, 4] w, float[N, 4] x)
 <float[4, 4] v = {2,0,0,1, 0,1,0,3, 1,0,0,0, 0,0,4,1},
  float[4, 4] w = {1,0,2,0, 0,3,0,0, 0,0,1,1, 5,0,0,1}>
 {

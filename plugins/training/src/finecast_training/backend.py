@@ -28,7 +28,7 @@ from finecast.engines import drop_slow_formats, speed_of
 from finecast.engines.torch import CompiledCost, TorchEngine, check_no_autocast
 from finecast.errors import UsageError
 from finecast.frontends.torch import (
-    CASTS,
+    TRAINED,
     FxBinding,
     TorchPrepared,
     hinted_shapes,
@@ -51,6 +51,7 @@ from finecast.rules import (
     rule_set_of,
     unmatched,
 )
+from finecast_training.products import check_device
 from finecast_training.training_rules import TRAINING_RULES, as_autocast
 from finecast_training.weights import WeightCache
 
@@ -78,7 +79,7 @@ CALL_OUTSIDE: Final = (
 )
 """What to do where a compiled function is called inside of ``torch.autocast``."""
 
-_NO_OPS: Final = TorchPrepared(graph=Graph(nodes=(), values=(), digest=""), of=CASTS)
+_NO_OPS: Final = TorchPrepared(graph=Graph(nodes=(), values=(), digest=""), of=TRAINED)
 """A training graph, which tells what policies all such graphs can state."""
 
 
@@ -223,6 +224,7 @@ class Backend:
         self.cache = WeightCache() if accumulation else None
         self.user_rules = tuple((user_rules or {}).items())
         self.rule_set = rule_set_of(rule_set)
+        _check_rule_set(self.rule_set, self.policy)
         self.plans: list[Plan] = []
         self.overrides = current() if overrides is None else overrides
         self.unmatched = self.overrides
@@ -254,6 +256,7 @@ class Backend:
         """The plan of one graph; among permitted formats costs alone decide, not errors."""
         engine, shapes = TorchEngine(device=device.upper()), hinted_shapes(binding)
         if device not in self.followed:  # once per device, for many graphs
+            check_device(self.policy, device)
             gains = partial(speed_of, engine)
             self.followed[device], notes = drop_slow_formats(
                 self.policy, gains, self.user_rules
@@ -264,7 +267,7 @@ class Backend:
         self.ops.update(op_names(graph.nodes))
         if self.coverage is not None:
             self.coverage.planned_flops += graph_flops(graph, shapes)
-        prepared = TorchPrepared(graph=graph, of=CASTS)
+        prepared = TorchPrepared(graph=graph, of=TRAINED)
         how = Judging(user_rules=self.user_rules, overrides=self.overrides_held())
         if self.rule_set == FINECAST:
             how = replace(how, judges=TRAINING_RULES)
@@ -282,7 +285,7 @@ class Backend:
         """The plan by the policy."""
         if self.policy.scope is not Scope.AUTO or self.rule_set in GUESTS:
             return joint.planner.lowest()
-        return joint.fastest(as_autocast(joint.planner))
+        return joint.fastest(as_autocast(joint.planner, products=True))
 
     def _tell(self, notes: Iterable[str]) -> None:
         """Warn of each note once, however many graphs it holds for."""
@@ -334,6 +337,17 @@ class Backend:
         if self.user_rules or self.overrides_held() or self.rule_set in GUESTS or self.chooser:
             return None
         return repr(self.policy)
+
+
+def _check_rule_set(name: str, policy: Policy) -> None:
+    """Raise UsageError for formats of products that a guest's rules do not know."""
+    further = [fmt.label for fmt in policy.formats if not fmt.encodes_results]
+    if name in GUESTS and further:
+        raise UsageError(
+            f"the rule set {name} has no products in {further[0]}",
+            where="rule_set",
+            fix="use bf16 or fp16, or finecast's own rules",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

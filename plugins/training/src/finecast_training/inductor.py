@@ -55,6 +55,7 @@ from finecast_training.ordering import (
     order_kernels,
     prevents_overwriting,
 )
+from finecast_training.products import by_casts, state_products
 from finecast_training.weights import WeightCache, hoist_casts
 
 if TYPE_CHECKING:
@@ -247,7 +248,8 @@ def lower(module: GraphModule, planning: Planning, decompositions: Decomposition
     with unset_fake_temporarily():  # constants are real tensors: they are read and converted
         plan = planning(graph, binding)
         model = TorchNative(graph, binding, convert=convert_element_type)
-        apply_edits(model, edits_of(graph, plan))
+        apply_edits(model, edits_of(graph, by_casts(plan)))
+        state_products(graph, binding, plan)
     free_of_strides(module)
     _decompose(module, decompositions)
     narrow_before_views(module.graph)

@@ -16,6 +16,7 @@ from torch._decomp import decomposition_table
 from torch.fx import Interpreter
 
 from finecast.frontends.torch import TorchNative, first_order, shared_copy
+from finecast.graph import TANGENTS
 from finecast.planning import Analysis, Planner
 from finecast_training.backend import JointGraph
 from finecast_training.measures import with_digits
@@ -25,8 +26,6 @@ _LACKING: Final = re.compile(r"derivative for aten::(\w+) is not implemented")
 # One random combination of the gradients tells enough: an error is a sum over the elements of
 # all parameters' gradients, and what the solver makes of errors is corrected by comparisons.
 _DRAWS: Final = 1
-_TANGENTS: Final = "tangents"
-"""How AOT autograd calls the inputs that are gradients of the outputs."""
 
 
 def analysed(joint: JointGraph, planner: Planner) -> tuple[Analysis, str]:
@@ -80,7 +79,7 @@ def _arguments(joint: JointGraph) -> list[Any] | None:
     which Python goes on, are those of what is computed later.
     """
     places = joint.binding.module.graph.find_nodes(op="placeholder")
-    tangents = [p.meta["val"] for p in places if str(p.target).startswith(_TANGENTS)]
+    tangents = [p.meta["val"] for p in places if str(p.target).startswith(TANGENTS)]
     inputs = [_detached(value) for value in joint.inputs]
     if len(tangents) != 1 or len(inputs) + 1 != len(places) or tangents[0].numel() != 1:
         return None
@@ -102,7 +101,7 @@ def _gradients(joint: JointGraph, outputs: Any) -> frozenset[int]:
     """Numbers of ``outputs``, of those that are tensors, that are gradients with digits."""
     places = joint.binding.module.graph.find_nodes(op="placeholder")
     (end,) = joint.binding.module.graph.find_nodes(op="output")
-    backward = {p for p in places if str(p.target).startswith(_TANGENTS)}
+    backward = {p for p in places if str(p.target).startswith(TANGENTS)}
     for node in joint.binding.module.graph.nodes:
         if not backward.isdisjoint(node.all_input_nodes):
             backward.add(node)
@@ -172,6 +171,9 @@ def _copied(_: torch.Tensor, new: torch.Tensor, *__: Any) -> torch.Tensor:
 
 _DIFFERENTIABLE: Final[Mapping[Any, Callable[..., Any]]] = {
     _ATEN.copy_.default: _copied,
+    # Stands before what the forward pass saves, as the result of a softmax: an error in that
+    # goes on into the gradients.
+    _ATEN.detach.default: _ATEN.alias.default,
     _ATEN.view.default: torch.reshape,  # what others compute may lie otherwise in memory
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
     _ATEN.native_group_norm_backward.default: _group_norm_backward,

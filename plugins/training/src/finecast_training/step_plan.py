@@ -88,8 +88,12 @@ class StepPlan:
 
     @property
     def format(self) -> Format:
-        """The low format that the policy prefers."""
-        return Policy.parse(self.policy).formats[0]
+        """The low format that the policy prefers, of those that values are stored in.
+
+        That is autocast's, too: bf16 where the policy names formats of products alone.
+        """
+        stored = Policy.parse(self.policy).stored
+        return Format.BF16 if stored is Format.FP32 else stored
 
     @property
     def dtype(self) -> torch.dtype:

@@ -247,11 +247,17 @@ class StepSearch:
     def _rules(self) -> list[tuple[str, Policy, str]]:
         """Names, policies and sets of rules of plans that no solver makes."""
         rules = [("rules of torch.autocast's", self.policy, FINECAST)]
+        stored = tuple(f for f in self.policy.formats if f.encodes_results)
+        further = tuple(f for f in self.policy.formats if f not in stored)
+        policy = replace(self.policy, formats=stored or further)
         for scope, name in ((Scope.MATMULT, "products"), (Scope.ALL, "all ops")):
-            scoped = replace(self.policy, scope=scope)
+            scoped = replace(policy, scope=scope)
             rules.append((f"{name} in reduced precision", scoped, FINECAST))
-        if "raf" in GUESTS and len(self.policy.formats) == 1:
-            rules.append(("RAF's rules", self.policy, "raf"))
+        if "raf" in GUESTS and len(stored) == 1:
+            rules.append(("RAF's rules", policy, "raf"))
+        for fmt in further if stored else ():
+            scoped = replace(policy, formats=(fmt, *stored), scope=Scope.ALL)
+            rules.append((f"products in {fmt.label}", scoped, FINECAST))
         return rules
 
     def _by_rules(self, name: str, policy: Policy, rule_set: str) -> StepCandidate | None:
@@ -293,7 +299,8 @@ class StepSearch:
         ((planner, analysis),) = self._graphs.values()
         graph = planner.graph
         formats = autocast_formats(graph, planner.permissions, self.policy.formats)
-        allowed = predicted_error(analysis, formats)
+        # Of formats that autocast does not have it predicts nothing.
+        allowed = predicted_error(analysis, formats) or self.autocast.exactness.error**2
         steps = frontier_of(planner, analysis)
         seen = set[str]()
         kept, missed = 0.0, math.inf  # squared errors of plans that were exact enough, or not

@@ -23,6 +23,7 @@ from finecast_training.backend import Backend
 from finecast_training.measures import mean
 from finecast_training.optimizer_states import GRADIENTS
 from finecast_training.paired_trial import PairedTrial, paired_trial
+from finecast_training.products import formats_of
 from finecast_training.step import Loss
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_search import StepCandidate, StepSearch
@@ -278,7 +279,8 @@ def tune_step(
         loss: The loss of a batch: ``lambda net, x, y: cross_entropy(net(x), y)``.
         batches: Batches of one size, each a tuple of what ``loss`` gets after the module.
         optimizer: The optimizers of the module's parameters, by which updates are compared.
-        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy: the formats that plans may have.
+        policy: ``SCOPE:FORMAT[,FORMAT...]`` or a Policy: the formats that plans may have. By
+            default bf16, and fp8 and tf32 for products where a GPU has them.
         progress: A callback; True to show a bar.
         keywords: ``objective``, ``max_memory``, ``micro_batches``, ``moments``, ``between``,
             ``timeout_s``, ``trial_steps`` and ``seeds``, as of a ``StepGoal``.
@@ -292,6 +294,8 @@ def tune_step(
     optimizers = optimizers_of(optimizer)
     begin_s = time.monotonic()
     target = StepTarget.of(model, loss, batches, optimizers)
+    if how.open_formats:
+        how = replace(how, formats=(*how.formats, *formats_of(target.device)))
     with reporting(progress, "training step") as report, target.compared():
         report("sample", 0, 1)
         cost = target.cost()

@@ -11,7 +11,19 @@ from finecast.graph import Graph, Node, backward_ops
 from finecast.native.torch import autocast_formats as inference_formats
 from finecast.ops import by_name
 from finecast.planning import Planner, moves
-from finecast.rules import DEPTH, KEEP, RULES, TIER, Context, Permission, Reason, Rule, Ruling
+from finecast.rules import (
+    CALIBRATION,
+    DEPTH,
+    KEEP,
+    RULES,
+    TIER,
+    Context,
+    Permission,
+    Reason,
+    Rule,
+    Ruling,
+)
+from finecast_training.products import PRODUCTS
 
 # ------------------------------------------- rules: sums, norms and softmax may be low
 #
@@ -57,7 +69,12 @@ def _judge_lookups(node: Node, context: Context) -> Ruling | None:
 
 
 TRAINING_RULES: Final[tuple[Rule, ...]] = (
-    *(_except_sums(rule) if rule in (TIER, DEPTH) else rule for rule in RULES),
+    *(
+        _except_sums(rule) if rule in (TIER, DEPTH) else rule
+        for rule in RULES
+        if rule is not CALIBRATION
+    ),
+    PRODUCTS,
     Rule(name="lookups", judge=_judge_lookups),
 )
 
@@ -67,16 +84,19 @@ TRAINING_RULES: Final[tuple[Rule, ...]] = (
 _PROMOTED: Final = (
     "it reads fp32: rounded, it would add errors that torch.autocast does not make"
 )
+_NOT_ITS: Final = "torch.autocast has no products in this format"
 _GRADIENT: Final = "it reads gradients, which torch.autocast stores in this format"
 _SAVED: Final = "the backward pass reads its result, which torch.autocast saves in this format"
 
 
-def as_autocast(planner: Planner) -> Planner:
+def as_autocast(planner: Planner, *, products: bool = False) -> Planner:
     """``planner``, restricted to what ``torch.autocast`` rounds and stores.
 
     As far as the rules permit, ops that autocast keeps in fp32 stay in fp32. Low are ops whose
     results it saves low for the backward pass, and products of the backward pass that are low
     there: in fp32 they would need gradients of twice the size, and what was saved as well.
+    With ``products`` what is low may have a format in which autocast has no products, too, as
+    fp8 and tf32.
     """
     graph, permissions = planner.graph, planner.permissions
     followed = autocast_formats(graph, permissions, planner.policy.formats)
@@ -92,10 +112,17 @@ def as_autocast(planner: Planner) -> Planner:
             text = _SAVED
         else:
             text = _GRADIENT if node in gradients else ""
-        if text and len(permission.formats) > 1:
-            reason = Reason(rule="autocast", text=text, permits=(fmt.label,))
+        own = {fmt} if text else {f for f in permission.formats if f.encodes_results}
+        if products and by_name(graph.nodes[node].op).matmul_engine:
+            own |= {f for f in permission.formats if not f.encodes_results}
+        if len(permission.formats) > len(own):
+            reason = Reason(
+                rule="autocast",
+                text=text or _NOT_ITS,
+                permits=tuple(sorted(f.label for f in own)),
+            )
             narrowed[node] = replace(
-                permission, formats=frozenset({fmt}), reasons=(*permission.reasons, reason)
+                permission, formats=frozenset(own), reasons=(*permission.reasons, reason)
             )
     return replace(planner, permissions=narrowed)
 
@@ -125,6 +152,7 @@ def autocast_formats(
     each of its low readers has a cast of its own, whose gradient is fp32. The gradient of a
     product's bias is a sum of what the products of the backward pass read low, and low.
     """
+    formats = [fmt for fmt in formats if fmt.encodes_results]
     chosen = inference_formats(graph, permissions, formats, _gradients_of_biases)
     return chosen | dict.fromkeys(_sums_of_gradients(graph, chosen), Format.FP32)
 

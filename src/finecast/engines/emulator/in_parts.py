@@ -32,7 +32,8 @@ class PartsSession(Session):
         self.free, self.joined = whole.free, whole.joined
         del whole
         steps = model.steps()
-        self._constants = model.constants([n for step in steps for n in step.reads])
+        ends = [spec.name for spec in self.outputs]  # an output may be a constant
+        self._constants = model.constants([*(n for s in steps for n in s.reads), *ends])
         self._steps: Sequence[tuple[RunStep, Session | Computed]] = [
             (step, step.run if callable(step.run) else exact_session(step.run))
             for step in steps

@@ -59,20 +59,27 @@ class SummedOp:
         return _SUMMED[self.op](accumulator, self.attributes, arrays)
 
 
+_BY_AXIS: Final = ("strides", "dilations")
+# Padding by numbers, or none; ONNX and OpenVINO call it otherwise.
+_STATED_PADS: Final = frozenset({"NOTSET", "EXPLICIT", "VALID"})
+
+
 def is_summed(node: Node) -> bool:
     """Whether the order of the op's sums can be chosen: not in a body of control flow."""
     read = node.attributes
-    padding = read.get("auto_pad", "NOTSET"), read.get("padding", 0)
+    padding = str(read.get("auto_pad", "NOTSET")).upper(), read.get("padding", 0)
     transposed = bool(read.get("transposed", 0))
-    plain = padding[0] in ("NOTSET", "VALID") and padding[1] != "same" and not transposed
+    plain = padding[0] in _STATED_PADS and padding[1] != "same" and not transposed
     pooled = {*np.atleast_1d(np.asarray(read.get("output_size", 1)))} == {1}
+    last = str(read.get("data_format", "NHWC")).endswith("C")  # of TensorFlow alone
     inside = node.region == 0 and node.format is Format.FP32
-    return node.op in _SUMMED and plain and pooled and inside
+    return node.op in _SUMMED and plain and pooled and last and inside
 
 
 def _matmul(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
-    del attributes
     a, b = _floats(arrays[:2])
+    a = a.swapaxes(-1, -2) if attributes.get("transA") and a.ndim > 1 else a
+    b = b.swapaxes(-1, -2) if attributes.get("transB") and b.ndim > 1 else b
     return _product(by, a, b)
 
 
@@ -118,6 +125,8 @@ def _product(by: Summation, a: Floats, b: Floats) -> Floats:
 
 
 def _conv(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
+    if "data_format" in attributes:
+        return _conv_channels_last(by, attributes, arrays)
     x, weight, *bias = _floats(arrays)
     rank = weight.ndim - 2
     x = x if x.ndim == weight.ndim else x[None]  # PyTorch's takes one sample, too
@@ -125,8 +134,9 @@ def _conv(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
     strides = _numbers(attributes, ("strides", "stride"), 1, rank)
     dilations = _numbers(attributes, ("dilations", "dilation"), 1, rank)
     stated = {} if attributes.get("padding") == "valid" else attributes
-    pads = _numbers(stated, ("pads", "padding"), 0, rank)
-    ends = pads[rank:] or pads
+    pads = _numbers(stated, ("pads", "padding", "pads_begin"), 0, rank)
+    ends = _numbers(stated, ("pads_end",), 0, rank) if "pads_end" in stated else pads[rank:]
+    ends = ends or pads
     x = np.pad(x, [(0, 0), (0, 0), *zip(pads[:rank], ends, strict=True)])
     spans = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], dilations, strict=True)]
     axes = tuple(range(2, 2 + rank))
@@ -151,6 +161,40 @@ def _conv(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
         moved = total.transpose(1, 0, 2 + rank, *range(2, 2 + rank))
         out[first : first + at_once] = moved.reshape(len(some), -1, *places)
     return out + bias[0].reshape(-1, *[1] * rank) if bias else out
+
+
+def _group_conv(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
+    """A convolution whose weights have an axis of groups, in front, as OpenVINO states it."""
+    x, weight = _floats(arrays[:2])
+    stated = {**attributes, "group": len(weight)}
+    return _conv(by, stated, [x, weight.reshape(-1, *weight.shape[2:])])
+
+
+def _conv_channels_last(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
+    """A convolution as TensorFlow states it: channels go last, of filters and values."""
+    x, weight = _floats(arrays[:2])
+    rank = weight.ndim - 2
+    if len(attributes.get("output_axes", ())) > 1:  # depthwise: each channel is a group
+        weight = weight.reshape(*weight.shape[:rank], 1, -1)
+    strides, dilations = (attributes.get(n, [1] * x.ndim)[1:-1] for n in _BY_AXIS)
+    pads = [0] * 2 * rank
+    if attributes.get("padding") == "SAME":
+        for axis, (step, apart) in enumerate(zip(strides, dilations, strict=True)):
+            size = x.shape[1 + axis]
+            span = (weight.shape[axis] - 1) * apart + 1
+            missing = max(0, (-(-size // step) - 1) * step + span - size)
+            pads[axis], pads[rank + axis] = missing // 2, missing - missing // 2
+    elif attributes.get("padding") == "EXPLICIT":
+        pairs = attributes["explicit_paddings"][2:-2]
+        pads = [*pairs[::2], *pairs[1::2]]
+    stated = {
+        "strides": strides,
+        "dilations": dilations,
+        "pads": pads,
+        "group": x.shape[-1] // weight.shape[rank],
+    }
+    weight = weight.transpose(rank + 1, rank, *range(rank))
+    return np.moveaxis(_conv(by, stated, [np.moveaxis(x, -1, 1), weight]), 1, -1)
 
 
 def _reduce_sum(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
@@ -180,6 +224,7 @@ def _reduced(by: Summation, attributes: Attributes, arrays: Arrays) -> tuple[Flo
         stated = range(x.ndim)
     axes = {int(axis) % x.ndim for axis in np.atleast_1d(np.asarray(stated, np.int64))}
     keeps = attributes.get("keepdim", 0) if torch else attributes.get("keepdims", 1)
+    keeps = attributes.get("keep_dims", keeps)  # TensorFlow's
     if not axes:
         return x, 1
     rest = [axis for axis in range(x.ndim) if axis not in axes]
@@ -196,9 +241,9 @@ def _floats(arrays: Arrays) -> list[Floats]:
 
 
 def _numbers(
-    attributes: Attributes, names: tuple[str, str], default: int, rank: int
+    attributes: Attributes, names: tuple[str, ...], default: int, rank: int
 ) -> list[int]:
-    """A number for each axis, by ONNX's or PyTorch's name; both may state one for all."""
+    """A number for each axis, by the name that a library has; some may state one for all."""
     stated: Any = next((attributes[n] for n in names if n in attributes), default)
     numbers = [int(n) for n in np.atleast_1d(np.asarray(stated))]
     return numbers * rank if len(numbers) == 1 else numbers
@@ -210,6 +255,7 @@ _SUMMED: Final[Mapping[str, _Summed]] = {
     "gemm": _gemm,
     "addmm": _addmm,
     "conv": _conv,
+    "group_conv": _group_conv,
     "reduce_sum": _reduce_sum,
     "reduce_mean": _reduce_mean,
     "global_average_pool": _average,

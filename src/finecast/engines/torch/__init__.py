@@ -25,6 +25,7 @@ from finecast.plugin import imported_on_use
 if TYPE_CHECKING:
     # Names of this room for others, as plugins: imported on first use.
     from finecast.engines.torch.costs import CompiledCost as CompiledCost
+    from finecast.engines.torch.rates import tf32_products as tf32_products
     from finecast.engines.torch.session import Arguments as Arguments
     from finecast.engines.torch.session import ProgramSignature as ProgramSignature
     from finecast.engines.torch.session import check_no_autocast as check_no_autocast
@@ -76,8 +77,11 @@ class TorchEngine(Engine):
         return capabilities(self.device.lower())
 
     def capability(self, fmt: Format) -> Capability:
-        """Of one format. Products on integers are those of compiled modules on a CPU."""
-        if (fmt.storage is fmt and fmt.encodes_results) or fmt in CODES:
+        """Of one format. Products on integers are those of compiled modules on a CPU.
+
+        Those in tf32 are training steps'.
+        """
+        if (fmt.storage is fmt and fmt.encodes_results) or fmt in (*CODES, Format.TF32):
             return Capability(runs=True, speed=rate_here(self.device.lower(), fmt).speed)
         return self.capabilities()[fmt]
 

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import (
 from finecast.engines.torch import rates
 from finecast.engines.torch.rates import Rate, least_times, one_thread, rate_here
 from finecast.frontends.torch.aten import DTYPES, VIEWS, named_arguments
-from finecast.frontends.torch.codes import takes_codes
+from finecast.frontends.torch.codes import PRODUCTS_OF_VALUES, takes_codes
 from finecast.frontends.torch.reader import FxBinding, hint, tensor_inputs
 from finecast.graph import Graph, Node, Value
 from finecast.numbers.formats import Format
@@ -101,12 +101,11 @@ class CompiledCost:
         Each row is read twice. The result is read and written again, by a kernel that may have
         other ops in it.
         """
-        value, (result, *_) = graph.read(node, 0), [*graph.following_outputs(node), None]
-        if fmt.dynamic_group is None or value is None or result is None:
+        values, (result, *_) = _rounded(graph, node), [*graph.following_outputs(node), None]
+        if fmt.dynamic_group is None or not values or result is None:
             return 0.0
-        read, written = (
-            math.prod(resolve_shape(v, self.shapes) or ()) for v in (value, result)
-        )
+        read = sum(math.prod(resolve_shape(v, self.shapes) or ()) for v in values)
+        written = math.prod(resolve_shape(result, self.shapes) or ())
         moved = Format.FP32.bytes_for(2 * read) + fmt.bytes_for(read)
         moved += _FUSED_SHARE * Format.FP32.bytes_for(2 * written)
         rate = self.rates[Format.FP32]
@@ -174,7 +173,7 @@ class KernelTimes:
         """
         if not self._is_measured(node) or expected_s * self.threads > _LONGEST_S:
             return None
-        formats = [f for f in self.formats if not f.multiplies_codes or takes_codes(node, f)]
+        formats = [f for f in self.formats if not f.multiplies_codes or _multiplies(node, f)]
         if fmt not in formats:
             return math.inf
         fx = self.binding.nodes[node.id]
@@ -223,6 +222,9 @@ class KernelTimes:
     def _call(self, node: Node, fx: FxNode, fmt: Format) -> rates.Call:
         if fmt.has_float_codes or (fmt.multiplies_integers and self.device != "cpu"):
             arguments = named_arguments(fx)
+            if node.native in PRODUCTS_OF_VALUES:
+                left, right = tensor_inputs(fx)[-2:]
+                return rates.coded_linear(_sizes(left), _sizes(right)[1], fmt, self.device)
             columns = _sizes(arguments["weight"])[0]
             return rates.coded_linear(_sizes(arguments["input"]), columns, fmt, self.device)
         if self.frozen and takes_codes(node) and self._weighted(node):
@@ -236,11 +238,11 @@ class KernelTimes:
         tensors: dict[FxNode, Any] = {}
         for source, follows in zip(tensor_inputs(fx), node.follows_in, strict=True):
             tensors.setdefault(
-                source, self._made(node, source, DTYPES[fmt] if follows else None)
+                source, self._made(node, source, DTYPES[fmt.storage] if follows else None)
             )
         args, kwargs = map_arg((fx.args, fx.kwargs), lambda n: tensors[n])
         target: Callable[..., object] = fx.target  # type: ignore[assignment]
-        return lambda: target(*args, **kwargs)
+        return rates.in_format(lambda: target(*args, **kwargs), fmt)
 
     def _made(self, node: Node, source: FxNode, dtype: torch.dtype | None) -> Any:
         val = source.meta["val"]
@@ -255,6 +257,20 @@ class KernelTimes:
         if 0 in strides:
             return tensor
         return tensor.new_empty_strided(sizes, strides).copy_(tensor)
+
+
+def _rounded(graph: Graph, node: Node) -> list[Value]:
+    """The values that a kernel on codes rounds as it reads them: constants are codes."""
+    operands = [
+        graph.read(node, index) for index in PRODUCTS_OF_VALUES.get(node.native, (0, 1))
+    ]
+    return [v for v in operands if v is not None and v.constant is None]
+
+
+def _multiplies(node: Node, fmt: Format) -> bool:
+    """Whether a module, or a training graph, can state ``node`` on the codes of ``fmt``."""
+    trained = fmt.has_float_codes and node.native in PRODUCTS_OF_VALUES
+    return trained or takes_codes(node, fmt)
 
 
 def _sizes(source: FxNode) -> tuple[int, ...]:

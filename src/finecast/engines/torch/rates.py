@@ -99,12 +99,40 @@ def _products(device: str, formats: Sequence[Format]) -> list[list[float]]:
             if fmt.multiplies_integers:
                 runs.append(linear((rows, inner), columns, fmt, bias=False))
                 continue
-            a = torch.full((rows, inner), 0.5, device=device).to(DTYPES[fmt])
-            b = torch.full((columns, inner), 0.5, device=device).to(DTYPES[fmt])
-            runs.append(lambda a=a, b=b: torch.nn.functional.linear(a, b))
+            a = torch.full((rows, inner), 0.5, device=device).to(DTYPES[fmt.storage])
+            b = torch.full((columns, inner), 0.5, device=device).to(DTYPES[fmt.storage])
+            runs.append(in_format(lambda a=a, b=b: torch.nn.functional.linear(a, b), fmt))
         for series, best in zip(times, least_times(runs, device), strict=True):
             series.append(best)
     return times
+
+
+@contextmanager
+def tf32_products() -> Generator[None]:
+    """Inside, products in fp32 on CUDA GPUs are those of tf32; on CPUs nothing changes.
+
+    The switch is read as a product begins, and is the process's: products in fp32 that another
+    thread begins in between are in tf32, too.
+    """
+    switch: Any = torch.backends.cuda.matmul
+    before = switch.fp32_precision
+    switch.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        switch.fp32_precision = before
+
+
+def in_format(call: Call, fmt: Format) -> Call:
+    """``call``, whose products in fp32 are in tf32 if that is the format."""
+    if fmt is not Format.TF32:
+        return call
+
+    def run() -> object:
+        with tf32_products():
+            return call()
+
+    return run
 
 
 def _streams(device: str) -> list[float]:
@@ -165,7 +193,9 @@ def capabilities(device: str) -> dict[Format, Capability]:
         for fmt in PROBED
     }
     by_format[Format.TF32] = Capability(
-        runs=False, reason="a switch of fp32: torch.set_float32_matmul_precision"
+        runs=False,
+        reason="a switch of fp32: torch.set_float32_matmul_precision; of single products in"
+        " training steps",
     )
     for fmt in (f for f in CODES if f.multiplies_integers):
         by_format[fmt] = Capability(

@@ -298,9 +298,8 @@ def arguments_of(
         )
     if isinstance(module, torch.jit.ScriptModule):
         raise UsageError(
-            "torch.export captures no TorchScript module",
-            where=type(module).__name__,
-            fix="give the nn.Module that it was scripted or traced from",
+            f"{kind_of(module)} is TorchScript, which torch.export does not capture",
+            fix="give the module that it was made of, or a program by torch.export.export",
         )
     check_no_autocast()
     if isinstance(module, ExportedProgram) and not args and not kwargs:

@@ -33,7 +33,13 @@ from finecast.frontends.onnx.model import (
     with_inputs,
 )
 from finecast.frontends.onnx.native import PassDiedError
-from finecast.frontends.onnx.opset import needed_opsets, raise_as_far, raise_opset
+from finecast.frontends.onnx.opset import (
+    PROBED_FROM,
+    needed_opsets,
+    probed,
+    raise_as_far,
+    raise_opset,
+)
 from finecast.frontends.onnx.qlinear import opset_to_write_out, write_out_codes
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import restate
@@ -186,7 +192,7 @@ class Prepared(PreparedModel):
         """Copies of both at the later of their operation sets, without local functions."""
         assert isinstance(low, Prepared)
         models = self.model, low.model
-        opset = max(*map(opset_of, models), *map(opset_to_write_out, models))
+        opset = max(*map(opset_of, models), *map(opset_to_write_out, models), PROBED_FROM)
 
         def copied(one: Prepared) -> ir.Model:
             model = raise_opset(inline_functions(one.model.clone()), opset)
@@ -259,7 +265,7 @@ def prepare(file: OnnxFile, policy: Policy, *, own: bool = False) -> Prepared:
         if policy.scope is not Scope.NONE or policy.op_formats:
             candidates = _candidates(policy)
             needed = (needed_opsets(model, fmt, candidates) for fmt in policy.formats)
-            model = raise_as_far(model, frozenset[int]().union(*needed))
+            model = probed(raise_as_far(model, frozenset[int]().union(*needed)))
         prepared = _read(file, model, shapes=True)
         check_names(policy, prepared.graph)
         return replace(prepared, own_nodes=names, policy=policy.label)

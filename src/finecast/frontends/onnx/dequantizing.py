@@ -109,7 +109,20 @@ class _Codes:
             shape[self.axis] = -1
         zero = self._zeros()
         steps = codes.astype(np.float32) - (zero.reshape(shape) if zero.size > 1 else zero[0])
-        return np.asarray(steps * self.scale.reshape(shape if codes.ndim else ()), np.float32)
+        with np.errstate(over="ignore"):
+            numbers = np.asarray(steps * self.scale.reshape(shape if codes.ndim else ()))
+        # The last step of a mask of -3.4e38 may be beyond fp32, and would be NaN times 0.
+        largest = np.finfo(np.float32).max
+        return np.clip(numbers, -largest, largest, dtype=np.float32)
+
+    def largest(self, dtype: ir.DataType) -> float | None:
+        """The largest number that such codes stand for, if 0 is the least; else None."""
+        zeros = self._zeros()
+        if self.scale.size > 1 or zeros.size > 1 or not dtype.is_integer():
+            return None
+        if zeros[0] != dtype.min:
+            return None
+        return float(self.scale.item() * (dtype.max - dtype.min))
 
     def encoding(
         self, codes: NDArray[np.generic] | None, dtype: np.dtype[np.generic]
@@ -159,8 +172,8 @@ class Dequantizing:
     model: ir.Model
     ops: int = 0
     came_as: dict[str, Scaled] = field(default_factory=dict[str, Scaled])
-    _clips: dict[tuple[ir.Value, Scaled], ir.Value] = field(
-        default_factory=dict[tuple[ir.Value, Scaled], ir.Value]
+    _clips: dict[tuple[ir.Value, float], ir.Value] = field(
+        default_factory=dict[tuple[ir.Value, float], ir.Value]
     )
     _editor: Editor = field(init=False)
 
@@ -209,15 +222,16 @@ class Dequantizing:
         if stated is None or not stated.same(codes) or value.dtype is not _FLOAT:
             return None
         encoding = codes.encoding(None, source.dtype.numpy()) if source.dtype else None
-        if encoding is not None and not encoding.zero_point and not _is_positive(value):
-            value = self._clipped(value, encoding)
+        top = codes.largest(source.dtype) if source.dtype else None
+        if top is not None and not _is_positive(value):
+            value = self._clipped(value, top)
         return (value, encoding) if bypass(node, value) else None
 
-    def _clipped(self, value: ir.Value, encoding: Scaled) -> ir.Value:
-        """``value`` clipped to the range of ``encoding``, whose codes begin at 0."""
-        if (value, encoding) in self._clips:
-            return self._clips[value, encoding]
-        editor, top = self._editor, float(encoding.range[1].item())
+    def _clipped(self, value: ir.Value, top: float) -> ir.Value:
+        """``value`` clipped to the range of codes that reach from 0 to ``top``."""
+        if (value, top) in self._clips:
+            return self._clips[value, top]
+        editor = self._editor
         name = editor.fresh(f"{value.name}_clipped")
         inputs, attributes = [value], dict[str, float]()
         if opset_of(self.model) < CLIP_BOUNDS_ARE_INPUTS:
@@ -229,7 +243,7 @@ class Dequantizing:
             "Clip", inputs, attributes, name=name, node=f"clip_{name}", shape=value.shape
         )
         editor.place_after(value)
-        self._clips[value, encoding] = clipped
+        self._clips[value, top] = clipped
         return clipped
 
     def _constant(

@@ -191,7 +191,7 @@ def load(path: Path) -> OnnxFile:
             set_base_dir(model.graph, path.parent.absolute())
             _shape_as_stored(model)
         except Exception as error:  # onnx_ir raises what Python raises on malformed messages
-            raise _unreadable(path, first_line(error)) from error
+            raise _unreadable(path, first_line(_first_cause(error))) from error
         if not model.opset_imports or not (len(model.graph) or model.graph.outputs):
             raise _unreadable(path, "no opset import or no graph")
         untyped = next((v.name for v in model.graph.inputs if v.type is None), None)
@@ -274,6 +274,13 @@ def _check_opsets(proto: onnx.ModelProto, path: Path) -> None:
         if abs(stated.version) > most:
             domain = stated.domain or "ai.onnx"
             raise _unreadable(path, f"there is no opset {stated.version} of {domain!r}")
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What onnx_ir found: its own error names the function in which it did."""
+    while isinstance(error, ir.serde.SerdeError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _unreadable(path: Path, what: str) -> ModelError:

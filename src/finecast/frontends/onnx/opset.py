@@ -40,6 +40,8 @@ from finecast.ops import OpKind, Tier, lookup
 NEWEST_IR: Final = 13
 NEWEST_OPSET: Final = 26
 _OLDEST_OPSET: Final = 7
+PROBED_FROM: Final = 9
+"""The first opset with Where, by which a model is probed: its roundings are switched by it."""
 # The last element type that this IR version has: later ones have types of 6 bits.
 _LAST_TYPE: Final = ir.DataType.INT2
 
@@ -249,6 +251,16 @@ def raise_as_far(model: ir.Model, versions: Iterable[int]) -> ir.Model:
     if first is not None:
         raise first
     return model
+
+
+def probed(model: ir.Model) -> ir.Model:
+    """The model at an opset in which it can be probed; as it is if onnx cannot raise it."""
+    if opset_of(model) >= PROBED_FROM:
+        return model
+    try:
+        return raise_opset(model, read_from(model, PROBED_FROM))
+    except ModelError:
+        return model
 
 
 # Versions that engines read.

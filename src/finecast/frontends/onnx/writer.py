@@ -378,16 +378,15 @@ class EditedModel(NativeModel):
         own.ir_version = max(own.ir_version or 0, exact.ir_version or 0)
         for domain, version in exact.graph.opset_imports.items():
             self._main.opset_imports.setdefault(domain, version)
+        exact.graph.outputs.clear()
         for value, beside in zip(taken, given, strict=False):
-            own = inputs.get(value.name, beside)
-            value.replace_all_uses_with(own, replace_graph_outputs=True)
+            value.replace_all_uses_with(inputs.get(value.name, beside))
         for value in every_value(exact):
             value.name = f"{_JOINED}{value.name}"
             value.shape = _apart(value.shape)
         for node in exact.graph.all_nodes():
             node.name = f"{_JOINED}{node.name}"
         constants, nodes = [*exact.graph.initializers.values()], [*exact.graph]
-        exact.graph.outputs.clear()
         exact.graph.inputs.clear()
         exact.graph.initializers.clear()
         exact.graph.remove(nodes)

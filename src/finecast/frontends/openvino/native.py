@@ -46,6 +46,8 @@ from finecast.planning.points import SWITCH
 if TYPE_CHECKING:
     import openvino
 
+    from finecast.frontends.openvino.computed import Computed
+
 
 T = TypeVar("T", Format, Scaled)
 
@@ -133,6 +135,7 @@ class OvNative(NativeModel):
 
     library: ClassVar[str] = "OpenVINO"
     states: ClassVar[Collection[Format]] = STATED
+    computes: ClassVar[bool] = True
 
     def __init__(self, graph: Graph, binding: OvBinding) -> None:
         super().__init__(graph)
@@ -185,6 +188,18 @@ class OvNative(NativeModel):
         made = getattr(opset13, kind)(*map(_as_input, inputs), **attributes)
         port: openvino.Output = made.output(0)
         return port
+
+    def compute(self, node: int, function: Computed) -> None:
+        """Put an op in the node's place that calls the function."""
+        from finecast.frontends.openvino.computed import ComputedOp
+
+        old, (result,) = self.binding.nodes[node], self.graph.nodes[node].outputs
+        assert old is not None
+        assert result is not None
+        shape = old.get_output_partial_shape(0)
+        new = ComputedOp(old.input_values(), function, shape)
+        replace_op(old, new)
+        self.binding.nodes[node], self.binding.values[result] = new, new.output(0)
 
     def retyped(self, tensor: openvino.Output, was: Format, to: Format) -> openvino.Output:
         """The result of a Convert."""

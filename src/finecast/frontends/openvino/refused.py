@@ -21,6 +21,7 @@ TIED: Final = "openvino-tied-weights"
 PADDING: Final = "openvino-computed-padding"
 STACKED: Final = "openvino-stacked-scales"
 LENGTHS: Final = "openvino-sequence-lengths"
+BROADCAST: Final = "openvino-broadcast-stacks"
 
 
 def _reaches(start: Any, judge: Callable[[Any], bool | Iterable[Any]]) -> bool:
@@ -181,6 +182,42 @@ def _differ(lengths: Any) -> bool:
 
     numbers = _constant(lengths)
     return _reaches(lengths, judge) if numbers is None else len(np.unique(numbers)) > 1
+
+
+# Products of one operand by each matrix of a constant stack, such as a mixture's experts.
+
+_STACK: Final = 3
+"""The number of axes of a stack of matrices."""
+
+
+def broadcast_stacks(ops: Iterable[Any]) -> str:
+    """Which product among a model's ops OpenVINO cannot run; empty for none.
+
+    It multiplies an operand of free sizes by each matrix of a constant stack, and the operand
+    itself has no such axis, or has one of it. The model is loaded, and fails in each call.
+    """
+    if not is_here(BROADCAST):
+        return ""
+    for op in ops:
+        if op.get_type_name() != "MatMul" or not _is_repeated(op.get_input_partial_shape(0)):
+            continue
+        numbers = _constant(op.input_value(1))
+        shape = op.get_input_partial_shape(1)
+        stacks = numbers is not None and shape.is_static and len(shape) == _STACK
+        if stacks and shape[0].get_length() > 1:
+            return (
+                f"{op.get_friendly_name()!r} multiplies one operand of free sizes by each"
+                " matrix of a constant stack, which OpenVINO loads and cannot run, a known"
+                f" fault ({BROADCAST})"
+            )
+    return ""
+
+
+def _is_repeated(shape: Any) -> bool:
+    """Whether an operand of free sizes is the same for each matrix of a stack."""
+    if shape.rank.is_dynamic or shape.is_static or len(shape) > _STACK:
+        return False
+    return len(shape) < _STACK or (shape[0].is_static and shape[0].get_length() == 1)
 
 
 # Int8 products by a stack of matrices whose scales OpenVINO reads past.

@@ -16,6 +16,7 @@ from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedMode
 from finecast.frontends.replaying import check_made_for, edits_of
 from finecast.frontends.torch.capture import Captured, capture
 from finecast.frontends.torch.codes import CODES, takes_codes
+from finecast.frontends.torch.codes import PRODUCTS_OF_VALUES as PRODUCTS_OF_VALUES
 from finecast.frontends.torch.converted import ConvertedModule
 from finecast.frontends.torch.input_check import input_check
 from finecast.frontends.torch.native import TorchNative, adjusted, apply_edits, decoded
@@ -45,17 +46,21 @@ if TYPE_CHECKING:
     from finecast.frontends.torch.expand import BIASES as BIASES
     from finecast.frontends.torch.expand import expand_ops as expand_ops
     from finecast.frontends.torch.native import convert_element_type as convert_element_type
+    from finecast.frontends.torch.native import rounded_to as rounded_to
     from finecast.frontends.torch.probing import first_order as first_order
     from finecast.frontends.torch.reader import FxBinding as FxBinding
     from finecast.frontends.torch.reader import mark_regions as mark_regions
     from finecast.frontends.torch.reader import read as read
+    from finecast.frontends.torch.restating import conversion as conversion
     from finecast.frontends.torch.restating import free_of_strides as free_of_strides
     from finecast.frontends.torch.restating import read_whole_memory as read_whole_memory
 else:
     __getattr__ = imported_on_use(__name__)
 
 CASTS: Final = ModelLibrary(name="PyTorch", types=(), states=(Format.BF16, Format.FP16))
-"""What graphs state by casts alone: training graphs, and programs for an emulated device."""
+"""What graphs state by casts alone, as programs for an emulated device."""
+TRAINED: Final = replace(CASTS, states=(*CASTS.states, Format.FP8_DYNAMIC_ROW, Format.TF32))
+"""What training graphs state: casts, and products whose kernels round their operands."""
 _CPU: Final = "cpu"
 _AWAY: Final = "emulator"
 """The engine of plans for devices that are not here."""
@@ -136,8 +141,11 @@ class TorchPrepared(Shown, PreparedModel):
         return ModelPair.of(self.roundable(), TorchNative.of(decoded(low.captured)))
 
     def states_op(self, node: Node, fmt: Format, *, signed: bool) -> bool:
-        """Products on codes are those of layers, for a GPU of sizes that its kernels take."""
-        if fmt not in CODES:
+        """Products on codes are those of layers, for a GPU of sizes that its kernels take.
+
+        Rules of their own judge those of training graphs.
+        """
+        if fmt not in CODES or self.source is None:
             return True
         weights = self.graph.read(node, 1) if takes_codes(node, fmt) else None
         if weights is None or not fmt.multiplies_integers:

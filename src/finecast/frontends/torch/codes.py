@@ -39,6 +39,8 @@ CODES: Final = (
 """Formats of codes that modules state."""
 _FUSED: Final = frozenset({"aten::linear", "aten::conv2d"})
 """Ops on integers that Inductor's passes for x86 fuse into one kernel."""
+PRODUCTS_OF_VALUES: Final = {"aten::mm": (0, 1), "aten::addmm": (1, 2)}
+"""Products of two matrices that training graphs state on codes, and where they read these."""
 _ROWS: Final = (1.0, 128, 1, 255, torch.uint8)
 """How a row is encoded after the division by its scale: Inductor's kernels take values as
 unsigned codes, with one scale for the whole tensor."""

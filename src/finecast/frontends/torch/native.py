@@ -524,7 +524,7 @@ def _rounded(
         return x
     rows = x.shape[0] if x.dim() else 1
     offset = 0 if first is None else int(first) * (x.numel() // max(rows, 1))
-    return converted(x, how, offset=offset, stream=stream)
+    return rounded_to(x, how, offset=offset, stream=stream)
 
 
 def _selected(
@@ -559,7 +559,7 @@ _ATTRIBUTES: Final = {"min_value": "min", "max_value": "max", "keep_dims": "keep
 _CASTS: Final = (Format.BF16, Format.FP16)
 
 
-def converted(
+def rounded_to(
     x: torch.Tensor, how: Rounder, *, offset: int = 0, stream: int = 0
 ) -> torch.Tensor:
     """Convert an fp32 tensor; the results are fp32, in the same shape.

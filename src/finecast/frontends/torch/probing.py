@@ -1,4 +1,4 @@
-"""Output errors that roundings to floats cause, from backward passes for all of them.
+"""Output errors that roundings cause, from backward passes for all of them.
 
 A backward pass assumes that the rounding errors of single elements are independent and of
 mean zero (Higham and Mary, 2019). Then the squared output error that rounding a value is
@@ -9,7 +9,7 @@ norm.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 from typing import Any, Final, TypeAlias
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from finecast.frontends.torch.native import TorchNative, converted
+from finecast.frontends.torch.native import TorchNative, rounded_to
 from finecast.frontends.torch.runnable import Isolated
 from finecast.graph import Graph
 from finecast.numbers.formats import Format
@@ -78,11 +78,12 @@ def first_order(
     groups = {fmt: _shared(copy.graph, where) for fmt, where in points.items()}
     rounded: list[Places] = [(place,) for place in read]
     rounded += dict.fromkeys(some for of in groups.values() for unit in of for some in unit)
+    rounders = {fmt: _rounder(fmt, where) for fmt, where in points.items()}
     errors: dict[Format, dict[Places, float]] = {fmt: {} for fmt in points}
     for done, some in enumerate(together):
         progress("sensitivity", done, len(together))
         kept = done + 1 < len(together)
-        squared = _squared_errors(some, read, rounded, [*points], draws, retain_graph=kept)
+        squared = _squared_errors(some, read, rounded, rounders, draws, retain_graph=kept)
         for fmt, squares in squared.items():
             worst = errors[fmt]
             worst |= {places: max(e, worst.get(places, 0.0)) for places, e in squares.items()}
@@ -96,6 +97,19 @@ def first_order(
         )
         for fmt, where in points.items()
     }
+
+
+def _rounder(fmt: Format, points: RoundingPoints) -> Callable[[Place], Rounder | None]:
+    """How what is read at a place is rounded; None if it is not in a format with scales."""
+    if not fmt.has_scales:
+        return lambda place: Rounder(format=fmt)
+    rounders = {
+        place: Rounder(format=fmt, encoding=point.encoding)
+        for point in points.points
+        for place in point.places
+        if not isinstance(point.encoding, Format | None)
+    }
+    return rounders.get
 
 
 def _pieces(y: torch.Tensor, axis: int | None) -> list[torch.Tensor]:
@@ -168,7 +182,7 @@ def _squared_errors(
     outputs: Sequence[torch.Tensor],
     tensors: Mapping[Place, torch.Tensor],
     rounded: Sequence[Places],
-    formats: Sequence[Format],
+    rounders: Mapping[Format, Callable[[Place], Rounder | None]],
     draws: int,
     *,
     retain_graph: bool,
@@ -178,7 +192,7 @@ def _squared_errors(
     The places of each of ``rounded`` read one value, and so the same rounding of it.
     """
     generator = torch.Generator(device="cpu").manual_seed(0)
-    totals = {fmt: dict.fromkeys(rounded, 0.0) for fmt in formats}
+    totals = {fmt: dict.fromkeys(rounded, 0.0) for fmt in rounders}
     for left in reversed(range(draws)):
         combination = torch.stack(
             [
@@ -199,9 +213,12 @@ def _squared_errors(
             if not terms:
                 continue
             x, gradient = tensors[places[0]], reduce(torch.add, terms)
-            for fmt in formats:
+            for fmt, rounder in rounders.items():
+                how = rounder(places[0])
+                if how is None:
+                    continue
                 with torch.no_grad():
-                    moved = (converted(x, Rounder(format=fmt)) - x).mul_(gradient)
+                    moved = (rounded_to(x, how) - x).mul_(gradient)
                 totals[fmt][places] += float(torch.linalg.vector_norm(moved)) ** 2 / draws
     return {
         fmt: {k: min(t, _WORST) if np.isfinite(t) else _WORST for k, t in errors.items()}

@@ -45,6 +45,7 @@ class FrozenModel:
         signatures: All names that the function is saved under.
         listed: Whether a caller gets the outputs as a list; else as a dict by their names.
         notes: What its conversion noted, as in ``Provenance``; empty if there was none.
+        computed: Graphs that hold the Python functions which nodes call.
     """
 
     graph: GraphDef = field(repr=False)
@@ -53,6 +54,7 @@ class FrozenModel:
     signatures: tuple[str, ...] = (SERVING,)
     listed: bool = False
     notes: Mapping[str, str] = field(default_factory=dict[str, str])
+    computed: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def size_bytes(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Final, NamedTuple, final
 
 import numpy as np
@@ -142,6 +143,7 @@ class TensorFlowNative(NativeModel):
 
     library: ClassVar[str] = "TensorFlow"
     states: ClassVar[Collection[Format]] = DTYPES
+    computes: ClassVar[bool] = True
 
     def __init__(self, graph: Graph, binding: GraphBinding) -> None:
         super().__init__(graph)
@@ -152,6 +154,7 @@ class TensorFlowNative(NativeModel):
         self._ports: dict[str, Format] = {}
         self._traced: dict[Any, tuple[list[Any], str]] = {}
         self._grafts = 0
+        self._computed: list[Any] = []
 
     def tensor(self, value: int) -> At:
         """The tensor that a value is, and its region."""
@@ -224,6 +227,24 @@ class TensorFlowNative(NativeModel):
             copy.name = name
             copy.input[:] = [joined(source) for source in node.input]
         return At(first.region, f"{prefix}/{end}")
+
+    @cached_property
+    def _as_read(self) -> Any:
+        """The model before any change, with the types of all tensors."""
+        return self.binding.model.imported()[0]
+
+    def compute(self, node: int, function: Callable[..., NDArray[np.float32]]) -> None:
+        """Have the node call the function, which is known to this process alone."""
+        own = self.nodes(self.graph.nodes[node].region)[self.binding.nodes[node]]
+        read = self._as_read.get_operation_by_name(own.name).inputs
+        with tf.Graph().as_default() as traced:
+            given = [tf.compat.v1.placeholder(x.dtype) for x in read]
+            call = tf.numpy_function(function, given, tf.float32).op.node_def
+        own.op = call.op
+        own.attr.clear()
+        for name, value in call.attr.items():
+            own.attr[name].CopyFrom(value)
+        self._computed.append(traced)
 
     def rounded(self, tensor: At, how: Rounder) -> At:
         """``tensor`` cast to a type and back; by arithmetic where a Cast would not do."""
@@ -447,7 +468,8 @@ class TensorFlowNative(NativeModel):
         nodes = self.sections[0].kept([base_name(p.tensor) for p in (*ends, *inputs)])
         library = library_of(model.graph) | self._functions()
         result = with_nodes(model.graph, nodes, needed(nodes, library))
-        return replace(model, graph=result, inputs=inputs, outputs=ends)
+        computed = (*model.computed, *self._computed)
+        return replace(model, graph=result, inputs=inputs, outputs=ends, computed=computed)
 
     def _restate_casts(self) -> None:
         """State in the model's own Casts the formats that their inputs have now."""
