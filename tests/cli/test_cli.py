@@ -51,6 +51,17 @@ def test_help_lists_every_verb_and_loads_nothing_heavy() -> None:
         assert verb.summary in done.stdout
 
 
+def test_help_of_a_verb_loads_no_library_of_solvers() -> None:
+    code = (
+        "import sys\nfrom finecast.cli import main\nassert main(['convert', '--help']) == 0\n"
+        "print('scipy.sparse' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.strip() == "False"
+
+
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
