@@ -64,6 +64,16 @@ def test_without_another_engine_none_is_chosen() -> None:
     assert faster(times(1.0, 2.0)[:1]) is None
 
 
+def test_an_engine_that_was_held_up_all_the_time_is_left_out(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line said "ONNX Runtime nan ms"."""
+    own, other = get_engine("openvino"), get_engine("onnxruntime")
+    monkeypatch.setattr(Race, "latency_s", lambda *_: math.nan)
+    timed = engine_times(own, own.load(model), [other], model, [FEEDS], hint=False)
+    assert [time.engine for time in timed] == [OWN]
+
+
 def test_each_engine_is_timed_and_short_calls_on_one_thread_too(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

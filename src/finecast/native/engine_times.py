@@ -99,9 +99,9 @@ def engine_times(
         return []
     race = Race.of(runs[own.spec], {n: run for n, run in runs.items() if n != own.spec}, _LOOK)
     times = [EngineTime(engine=own.spec, call_s=race.latency(ANCHOR).median_s)]
-    times += [
-        EngineTime(engine=n, call_s=race.latency_s(n)) for n in engines if n in race.names
-    ]
+    calls_s = {n: race.latency_s(n) for n in engines if n in race.names}
+    # One that other processes held up in all rounds has no time.
+    times += [EngineTime(engine=n, call_s=s) for n, s in calls_s.items() if math.isfinite(s)]
     # The hint takes another compilation, which is of use only where its gain decides.
     decides = hint and own.lowers_by_hint and faster(times) is not None
     refined: list[EngineTime] = []
