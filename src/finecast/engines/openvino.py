@@ -692,7 +692,7 @@ def _inlined(model: Path | bytes, where: str) -> Generator[Path | bytes]:
             inlined = stack.enter_context(without_functions(model))
         except ModelError as error:
             raise EngineError(
-                error.what, where=where, fix=other_engines("openvino")
+                error.what, where=where, fix=other_engines(OpenVinoEngine.name)
             ) from error
         yield inlined
 
