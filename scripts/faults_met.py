@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import csv
 import importlib
 import json
@@ -78,7 +79,7 @@ def met(path: Path) -> set[str]:
     for graph in graphs:
         found |= {f.name for f in FAULTS if any(f.find(graph, low) for low in f.formats)}
         for node in graph.nodes:
-            fault = fault_of_integers("openvino", graph, node)
+            fault = fault_of_integers("openvino", graph, node, math.inf)
             found |= {fault.name} if fault is not None else set()
     return found
 

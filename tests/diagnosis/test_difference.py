@@ -365,10 +365,12 @@ def test_a_plan_of_an_earlier_version_knows_no_ports(tmp_path: Path) -> None:
         plan, structure=tuple(replace(op, ports=(), results=()) for op in plan.structure)
     )
     exchanged = wired(tmp_path / "2.onnx", "Sub(f, g)", "Sub(g, f)")
-    for after in (before, exchanged):
-        found = finecast.diff(earlier, after)
-        assert not found.changed
-        assert not found.declared
+    found = [finecast.diff(earlier, after) for after in (before, exchanged)]
+    assert not any(one.changed for one in found)
+    assert "nothing differs" in repr(found[0])
+    (text,) = found[1].declared
+    assert "earlier version of finecast" in text
+    assert "nothing differs" not in repr(found[1])
     rewired = wired(tmp_path / "3.onnx", "Sub(d, b)", "Sub(d, a)")
     assert [one.shown.node for one in finecast.diff(earlier, rewired).changed] == ["residual"]
 

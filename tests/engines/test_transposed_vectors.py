@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
 import finecast
+from finecast.errors import EngineError
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -43,3 +46,30 @@ def test_engines_agree() -> None:
     model = onnx.parser.parse_model(MODEL)
     done = finecast.convert(model, policy="all:bf16", engine="openvino", data=data)
     assert not any("disagree" in text for text in done.warnings)
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_it_is_said_of_the_deployed_model(tmp_path: Path, turned: bool) -> None:
+    """Whatever engine verifies it: an ONNX file is run in ONNX Runtime, too."""
+    text = MODEL if turned else MODEL.replace("[0, 2, 1]", "[0, 1, 2]")
+    x = X if turned else X.transpose(0, 2, 1).copy()
+    text = text.replace("float[n,3,2] x", "float[n,3,2] x" if turned else "float[n,2,3] x")
+    model = onnx.parser.parse_model(text)
+    del model.graph.input[1]
+    model.graph.initializer.append(numpy_helper.from_array(V, "v"))
+    for engine in ("openvino", "onnxruntime"):
+        given: dict[str, Any] = {"engine": engine, "data": {"x": x}}
+        done = finecast.convert(model, policy="all:fp16", **given)
+        named = [w for w in done.warnings if "onnxruntime-transposed-vectors" in w]
+        assert len(named) == turned
+    given = {"metric": "max_abs", "tolerance": 9, "data": {"x": x}}
+    tuned = finecast.tune(model, policy="all:fp16", **given)
+    assert any("onnxruntime-transposed-vectors" in w for w in tuned.warnings) == turned
+
+
+def test_another_engine_is_advised_than_the_one_that_is_wrong() -> None:
+    model = onnx.parser.parse_model(MODEL)
+    feeds = {"x": np.abs(X), "v": np.array([1, -40, 2], np.float32)}
+    with pytest.raises(EngineError, match=r"ONNX Runtime computes .* wrongly") as caught:
+        finecast.convert(model, policy="all:fp16", engine="onnxruntime", data=feeds)
+    assert "engine openvino" in str(caught.value)

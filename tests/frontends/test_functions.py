@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes.common import InlinePass
 
+import finecast
 from finecast.frontends.onnx.functions import inline_functions
 
 
@@ -53,3 +56,28 @@ def test_names_of_inlined_nodes_have_the_number_of_the_call() -> None:
     body = helper.make_node("Relu", ["a"], ["b"], name="relu")
     model = ir.from_proto(calling(18, body, ("x", "once"), ("once", "y")))
     assert [n.name for n in inline_functions(model).graph] == ["relu__1", "relu__2"]
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml"])
+@pytest.mark.parametrize("apart", [False, True], ids=["one file", "external data"])
+def test_openvino_reads_them_inlined(tmp_path: Path, suffix: str, apart: bool) -> None:
+    """OpenVINO has no rule for a function: bf16 was not to be had, nor IR."""
+    openvino = pytest.importorskip("openvino")
+    layer = helper.make_node("MatMul", ["a", "w"], ["b"], name="product")
+    model = calling(18, layer, ("x", "once"), ("once", "y"))
+    for node in model.graph.node:
+        node.input.append("w")
+    model.functions[0].input.append("w")
+    weight = np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    given, low = tmp_path / "given.onnx", tmp_path / f"low{suffix}"
+    onnx.save(model, given, save_as_external_data=apart, location="w.data", size_threshold=0)
+    with pytest.raises(RuntimeError, match="No conversion rule found"):
+        openvino.Core().read_model(given)
+    done = finecast.convert(given, low, "all:bf16", engine="openvino")
+    assert done.verified is not None
+    assert (done.verified.engine or "").startswith("openvino")
+    assert 0 < (done.verified.relative_error or 0) < 0.02
+    x = np.ones((2, 3), np.float32)
+    compiled = openvino.Core().compile_model(low, "CPU")
+    assert np.allclose(compiled([x])[0], x @ weight @ weight, atol=0.1)

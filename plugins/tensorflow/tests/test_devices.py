@@ -199,4 +199,4 @@ def test_depthwise_convolutions_are_added_up_channel_by_channel(tmp_path: Path) 
     (got,) = session.run({"x": x}).values()
     low = (round_to(a, Format.BF16) for a in (x, w))
     wanted = tf.nn.depthwise_conv2d(*low, [1, 1, 1, 1], "SAME").numpy()
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=16 * Format.FP32.epsilon)
+    assert np.abs(got - wanted).max() <= 16 * Format.FP32.epsilon

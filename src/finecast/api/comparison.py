@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Final, Unpack
 
 from finecast import keywords
 from finecast.api.models import Model, plan_or_model
@@ -12,6 +12,11 @@ from finecast.arguments import checked, group_of
 from finecast.diagnosis.difference import Difference, Side, difference
 from finecast.native.model import OpenedModel, ReadOptions
 from finecast.planning.plan import Plan
+
+_NO_PORTS: Final = (
+    "the plan is of an earlier version of finecast: which of an op's outputs another op reads"
+    " is not compared"
+)
 
 
 @checked(ReadOptions)
@@ -38,6 +43,9 @@ def diff(
         placed = Side.of_plan(placement.plan, second.name)
         placed = replace(placed, graph=second.read_graph())
         differing = difference(Side.of_plan(first, _named(before)), placed)
+        portless = not any(op.results for op in first.structure)
+        if portless and first.model != placement.plan.model:
+            differing = replace(differing, declared=(*differing.declared, _NO_PORTS))
         return replace(differing, placement=placement)
     return difference(_side(first, _named(before)), _side(second, _named(after)))
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from finecast.devices.faults import KnownFault, known_faults
+from finecast.devices.faults import KnownFault, is_here, known_faults
 from finecast.graph import Graph, Node, Value
+from finecast.graph.structure import turned_axes
 from finecast.numbers.formats import Format
 from finecast.ops import MOVES, POINTWISE, OpKind, by_name
 from finecast.planning.products import CONVOLUTIONS, reduced_axes
@@ -472,6 +473,34 @@ _STATE: Final = "openvino::ReadValue"
 
 _DIVISIONS: Final = frozenset({"div", "mod", "floor_divide"})
 _WIDE: Final = frozenset({"int64", "uint64"})
+
+
+# ONNX Runtime fuses the transposition of a matrix into a product, and forgets it where the
+# other operand is a vector.
+
+_TRANSPOSED_VECTORS: Final = "onnxruntime-transposed-vectors"
+
+
+def forgotten_transpose(graph: Graph) -> str:
+    """What ONNX Runtime computes wrongly of an ONNX model in fp32, too; empty if nothing."""
+    if not is_here(_TRANSPOSED_VECTORS):
+        return ""
+    for node in graph.nodes:
+        if node.native != "onnx::MatMul":
+            continue
+        matrix, vector = graph.read(node, 0), graph.read(node, 1)
+        maker = None if matrix is None else graph.maker(matrix)
+        if maker is None or vector is None or maker.op != "transpose":
+            continue
+        rank = len(matrix.shape or ()) if matrix is not None else 0
+        turned = turned_axes(graph, maker, rank)
+        if len(vector.shape or ()) == 1 and turned and turned[-2:] == (rank - 1, rank - 2):
+            return (
+                f"ONNX Runtime computes {node.name!r} wrongly, a known fault"
+                f" ({_TRANSPOSED_VECTORS}): it multiplies a transposed matrix by a vector, and"
+                " the Transpose is forgotten. Give the vector a second axis, or use OpenVINO"
+            )
+    return ""
 
 
 _BEYOND_FLOATS: Final = 2.0**24

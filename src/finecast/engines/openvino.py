@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, final
@@ -51,10 +51,11 @@ from finecast.engines.openvino_names import (
     with_unread,
 )
 from finecast.engines.source import ModelSource, to_run
-from finecast.errors import EngineError, FinecastError, UsageError, not_imported
+from finecast.errors import EngineError, FinecastError, ModelError, UsageError, not_imported
 from finecast.frontends.dry_run import DryRun, Feed, Kept, warm_up
 from finecast.frontends.dry_run_worker import KernelFacts, OpFacts, PortFacts, ops_of, ports_of
 from finecast.frontends.dry_run_worker import kernels_of as runtime_kernels
+from finecast.frontends.onnx.functions import without_functions
 from finecast.frontends.onnx.model import without_links
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.changes import hint_of
@@ -570,24 +571,25 @@ class OpenVinoEngine(Engine):
         And what ``attempt`` made of a dry run of it, which compiles if there are ``settings``.
         """
         if _is_onnx(model):
-            model, source = to_run(model)
-            _check_depth(self.name, source, where)
-            if source.miscomputed:
-                raise EngineError(
-                    f"the model is not given to OpenVINO: {source.miscomputed}",
-                    where=where,
-                    fix=other_engines(self.name),
-                )
-            stated = self._made_for(None, source, settings)
-            with without_links(model) as place:
-                tried = attempt(self._dry_run(place, where, stated, data=source.data))
-                read = self._core.read_model(place)
-                _check_computed_rightly(read, where)
+            with _inlined(model, where) as whole:
+                given, source = to_run(whole)
+                _check_depth(self.name, source, where)
+                if source.miscomputed:
+                    raise EngineError(
+                        f"the model is not given to OpenVINO: {source.miscomputed}",
+                        where=where,
+                        fix=other_engines(self.name),
+                    )
+                stated = self._made_for(None, source, settings)
+                with without_links(given) as place:
+                    tried = attempt(self._dry_run(place, where, stated, data=source.data))
+                    read = self._core.read_model(place)
+                    _check_computed_rightly(read, where)
 
-                def names(ops: Sequence[OpFacts] | None = None) -> _Names:
-                    return nodes_by_friendly_name(ops or ops_of(read), source)
+                    def names(ops: Sequence[OpFacts] | None = None) -> _Names:
+                        return nodes_by_friendly_name(ops or ops_of(read), source)
 
-                yield read, source, names, tried
+                    yield read, source, names, tried
             return
         own = with_fixed_draws(load(model).model if isinstance(model, Path) else model)
         source = model_source(own)
@@ -676,6 +678,23 @@ def _hint(fmt: Format) -> str:
     if fmt not in HINTS:
         raise EngineError(f"OpenVINO has no precision hint for {fmt.label}")
     return HINTS[fmt]
+
+
+@contextmanager
+def _inlined(model: Path | bytes, where: str) -> Generator[Path | bytes]:
+    """The model without local functions, of which OpenVINO reads none, inside the block.
+
+    Raises:
+        EngineError: If they cannot be inlined.
+    """
+    with ExitStack() as stack:
+        try:
+            inlined = stack.enter_context(without_functions(model))
+        except ModelError as error:
+            raise EngineError(
+                error.what, where=where, fix=other_engines(OpenVinoEngine.name)
+            ) from error
+        yield inlined
 
 
 def _check_computed_rightly(model: openvino.Model, where: str) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 
 from finecast.data.deviation import Deviation, Expected, deviation, expected
 from finecast.data.response import blurred, nan_outputs, untold
+from finecast.engines import other_engines
 from finecast.engines.base import Array, Engine, Feeds, Loadable, Session, each_call, feeds_for
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import load_model
@@ -45,8 +46,6 @@ _FIX: Final = (
     "keep it in fp32 by --exclude or --op NAME=fp32, use another format or `tune`; "
     "--no-verify writes the model all the same"
 )
-
-_ELSEWHERE: Final = "use another engine: --engine onnxruntime runs an ONNX model"
 
 _ON_DATA: Final = "Verify the model on data of its own: --data FILE.npz, or `tune`"
 
@@ -230,7 +229,7 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
         raise WrongNumbersError(fault.text, where=where, fix=case.fix)
     fmt = case.formats.get(node.id, Format.FP32)
     if fmt is Format.FP32:  # such as an op that came quantized
-        raise WrongNumbersError(fault.text, where=where, fix=_ELSEWHERE)
+        raise WrongNumbersError(fault.text, where=where, fix=other_engines(case.engine.name))
     unfit = {node.name: (fmt.label, f"computes it wrongly: {fault.text}")}
     raise WrongNumbersError(fault.text, where=where, fix=case.fix, unfit=unfit)
 
@@ -354,7 +353,7 @@ def _check_given(case: Case, suspects: Sequence[tuple[JudgedOutput, Array]]) -> 
             raise EngineError(
                 f"{case.engine.title} computes the model wrongly as it was given:"
                 f" {right.text(right.error(one.wanted))} in fp32",
-                fix=_ELSEWHERE,
+                fix=other_engines(case.engine.name),
             )
 
 

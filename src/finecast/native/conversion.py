@@ -14,7 +14,7 @@ from finecast.devices.emulation import Emulation
 from finecast.devices.targets import load_target
 from finecast.engines.base import Engine, Feeds
 from finecast.engines.emulator import EmulatorEngine
-from finecast.engines.faults import faults
+from finecast.engines.faults import faults, forgotten_transpose
 from finecast.engines.integers import fuses
 from finecast.engines.probe import drop_slow_formats, speed_of
 from finecast.engines.usage import in_memory_notes
@@ -188,6 +188,7 @@ class Converter:
             *uncalibrated(graph, policy.formats, facts),
             *_warnings(source, planner, applied, used),
             *_one_engine_alone(engine, graph, plan),
+            *filter(None, [forgotten_transpose(graph) if plan.opset else ""]),
             *_gainless(asked, gained),
             *plan_notes(built.plan),
         )

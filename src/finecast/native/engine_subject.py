@@ -23,6 +23,7 @@ from finecast.engines.base import (
     feeds_for,
 )
 from finecast.engines.exact import Exact, feeds_digest
+from finecast.engines.faults import forgotten_transpose
 from finecast.engines.integers import tried_unnamed
 from finecast.engines.loading import from_memory, load_all, load_model
 from finecast.engines.probe import Speed, speed_of
@@ -229,7 +230,7 @@ class EngineSubject(Subject):
         )
         second = SecondOpinion.on(self.model, self.engine)
         differs = differing(second, prepared.graph, feeds, got)
-        self.tell(*filter(None, (note, differs)))
+        self.tell(*filter(None, (note, differs, forgotten_transpose(prepared.graph))))
 
     def told_on(self, workload: Workload) -> Sequence[Feeds]:
         """Calibration data, of as many samples as are probed at most."""

@@ -10,17 +10,23 @@ than the model's; and saved plans name nodes as onnx's inliner does
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from graphlib import TopologicalSorter
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import onnx
 import onnx_ir as ir
 
 from finecast.errors import ModelError
+from finecast.files.staging import staging
 from finecast.frontends.onnx import native
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.editor import name_nodes
+from finecast.frontends.onnx.model import load, save
+from finecast.frontends.wire import fields
 
 # A limit, as a few functions that call one another twice would expand without end.
 _MOST_NODES: Final = 2_000_000
@@ -28,6 +34,10 @@ _MOST_NODES: Final = 2_000_000
 _MOST_DEPTH: Final = 256
 
 _Id: TypeAlias = tuple[str, str, str]
+
+
+_FUNCTIONS: Final = 25
+"""The number of ModelProto's field ``functions``."""
 
 
 def inline_functions(model: ir.Model) -> ir.Model:
@@ -51,6 +61,48 @@ def inline_functions(model: ir.Model) -> ir.Model:
         ) from error
     name_nodes(inlined)
     return inlined
+
+
+@contextmanager
+def without_functions(model: Path | bytes) -> Generator[Path | bytes]:
+    """``model``, or inside the block a copy whose local functions are inlined.
+
+    Engines that read no local functions read that.
+
+    Raises:
+        ModelError: If the model cannot be read, or its functions cannot be inlined.
+    """
+    if not _has_functions(model):
+        yield model
+        return
+    if isinstance(model, Path):
+        whole = load(model).model
+    else:
+        whole = ir.serde.deserialize_model(onnx.ModelProto.FromString(model))
+    name_nodes(whole)  # inlined nodes are named by those that call
+    with staging() as folder:
+        place = folder / "model.onnx"
+        save(inline_functions(whole), place, linking=True)
+        yield place
+
+
+def _has_functions(model: Path | bytes) -> bool:
+    """Whether a model has local functions, told without reading its graph."""
+    try:
+        if isinstance(model, bytes):
+            return _names_functions(memoryview(model))
+        with model.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped:
+            data = memoryview(mapped)
+            try:
+                return _names_functions(data)
+            finally:
+                data.release()
+    except (OSError, ValueError):  # the engine says what is wrong
+        return False
+
+
+def _names_functions(data: memoryview) -> bool:
+    return any(field.number == _FUNCTIONS for field in fields(data, 0, len(data)))
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:

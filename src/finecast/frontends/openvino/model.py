@@ -21,6 +21,7 @@ from finecast.frontends.keras_models import (
     load_keras,
 )
 from finecast.frontends.onnx import model as onnx_model
+from finecast.frontends.onnx.functions import without_functions
 from finecast.frontends.onnx.miscomputed import miscomputed
 from finecast.frontends.onnx.model import weights_on_inputs, without_links
 from finecast.frontends.openvino.changes import converted, marked, with_every_mark, write_marks
@@ -364,9 +365,9 @@ def _readable(path: Path, trust: bool) -> Generator[Path]:
     Of other single files it is one whose suffix is in lower case, as OpenVINO needs it.
     """
     if _suffix(path) == ONNX_SUFFIX:
-        with without_links(path) as place:
-            assert isinstance(place, Path)
-            yield place
+        with without_links(path) as place, without_functions(place) as readable:
+            assert isinstance(readable, Path)
+            yield readable
         return
     if _suffix(path) != KERAS_SUFFIX:
         alone = _parts(path) == [path]
