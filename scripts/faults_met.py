@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import csv
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import tempfile
