@@ -94,7 +94,7 @@ def test_the_scale_of_an_activation_is_named(
         assert scale.too_coarse == pytest.approx(factor, rel=0.02)
         assert scale.clipped == 0
         fits = f"by a scale that fits the values: {scale.fitting}"
-        assert f"or keep the low format, {fits}" in blamed.lines
+        assert f"or keep the reduced format, {fits}" in blamed.lines
         assert scale.fitting.startswith("0 to ")
         assert scale.fitting.endswith(" for r1")
 
