@@ -7,6 +7,7 @@ from the targets' files. A test holds the pages to what this script writes; afte
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import typer
@@ -82,7 +83,7 @@ def _help(text: str) -> tuple[str, list[str]]:
         line.strip()
         for p in paragraphs
         if p not in prose
-        for line in p.replace("\\\n", "\\ ").splitlines()
+        for line in re.sub(r"\\\n *", "", p).splitlines()
         if line.strip() and not line.startswith("Example")
     ]
     return "\n\n".join(" ".join(p.split()) for p in prose), lines

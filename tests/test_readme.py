@@ -78,6 +78,10 @@ def test_the_code_that_tune_prints_runs_as_pasted(tuned: Path) -> None:
 def test_the_code_is_that_of_the_engine() -> None:
     code = how_to_run(Path("a.onnx"), "onnxruntime", ["fp32"], throughput=True)
     assert "options.intra_op_num_threads = 1" in code
+    assert not any("matmulnbits" in line for line in code)
+    for label in ("int4_weights", "uint4"):
+        of_4_bits = how_to_run(Path("a.onnx"), "onnxruntime", [label])
+        assert any("matmulnbits" in line for line in of_4_bits)
     found = how_to_run(Path("a.onnx"), "onnxruntime", ["fp16"], inputs=ZEROS)
     assert "model = onnxruntime.InferenceSession('a.onnx', options)" in found
     assert "program = torch.export.load('a.pt2')" in how_to_run(Path("a.pt2"), "torch", [])

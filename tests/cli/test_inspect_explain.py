@@ -70,6 +70,21 @@ def test_explain_prints_rules_without_objection_on_one_line(
     assert not any(line.split()[:1] == ["kernel"] for line in table.splitlines())
 
 
+def test_an_op_without_weights_is_not_asked_for_their_format(
+    finecast: Finecast, tmp_path: Path
+) -> None:
+    """An Add in bf16 was said not to be computed from weights in int8_weights."""
+    model = "g (float[N,8] x) => (float[N,8] y) { [sum] y = Add (x, x) }"
+    onnx.save(parse(model), tmp_path / "m.onnx")
+    formats = ["--auto-cast", "all", "--auto-cast-type", "bf16,int8_weights"]
+    line = ["explain", tmp_path / "m.onnx", "sum", *formats]
+    out = " ".join(finecast(*line).out.split())
+    assert out.startswith("sum (onnx::Add) is bf16")
+    assert "from weights" not in out
+    verdicts = finecast(*line, "--json").json["verdicts"]
+    assert any("from weights" in verdict["text"] for verdict in verdicts)
+
+
 def test_explain_without_a_node_groups_by_what_decided(finecast: Finecast, net: Path) -> None:
     options = ["--auto-cast", "matmult", "--auto-cast-type", "bf16"]
     report = finecast("explain", net, *options, "--json").json
@@ -312,6 +327,9 @@ def test_inspect_fits_a_terminal_of_80_columns(
     table = [line for line in lines if not line.startswith("/")]
     assert max(len(line) for line in table) <= 80
     assert any(line.startswith("  elementwise ") for line in table)
+    assert any("matmul:1" in line for line in table)  # no break between name and number
+    (outputs,) = (line for line in lines if line.startswith("outputs: "))
+    assert outputs.index("y fp32") < outputs.index("t int64")  # as in the model
 
 
 @pytest.mark.parametrize("suffix", ["onnx", "xml"])

@@ -258,3 +258,24 @@ def test_a_name_that_is_too_long_ends_its_line_after_a_slash(
     assert ["sequential_1/conv2d_1_2/", "bf16", "145.123"] in lines
     assert ["convolution", "+2"] in lines
     assert ["sequential_1/Relu", "bf16", "1"] in lines
+
+
+def test_a_warning_is_wrapped_in_a_terminal_and_one_line_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Terminals cut long lines in the middle of a word."""
+    text = "the model with its products alone in reduced precision gives as much " * 3
+    monkeypatch.setenv("COLUMNS", "60")
+    main, side = os.openpty()
+    try:
+        with os.fdopen(side, "w") as terminal, monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", terminal)
+            output.warn(text)
+            shown = os.read(main, 999).decode().splitlines()
+    finally:
+        os.close(main)
+    assert len(shown) > 3
+    assert max(map(len, shown)) <= 60
+    assert " ".join(" ".join(shown).split()) == f"warning: {text.strip()}"
+    output.warn(text)
+    assert capsys.readouterr().err == f"warning: {text.strip()}\n"

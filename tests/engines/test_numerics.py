@@ -128,7 +128,8 @@ def test_onnxruntime_rounds_no_operand_of_given_codes(tmp_path: Path) -> None:
     norm = np.linalg.norm(wanted)
     session = get_engine("onnxruntime").load(path)
     assert np.linalg.norm(session.run(feeds)["y"] - wanted) < 64 * EPSILON * norm
-    lines = how_to_run(path, "onnxruntime", ["fp32"], inputs={"x": ((4, 64), "float32")})
+    types = ["fp32", "int4"]
+    lines = how_to_run(path, "onnxruntime", types, inputs={"x": ((4, 64), "float32")})
     names: dict[str, Any] = {}
     exec("\n".join(lines), names)
     assert names["outputs"][0].shape == wanted.shape

@@ -88,10 +88,15 @@ def test_the_scale_of_an_activation_is_named(
         assert scale.clipped == pytest.approx(share, rel=0.1)
         assert scale.text.endswith("of them are clipped")
         assert scale.too_coarse == 1
+        assert not any("by a scale that fits" in line for line in blamed.lines)
     else:
         assert scale.text.endswith("30 times too coarse")
         assert scale.too_coarse == pytest.approx(factor, rel=0.02)
         assert scale.clipped == 0
+        fits = f"by a scale that fits the values: {scale.fitting}"
+        assert f"or keep the reduced format, {fits}" in blamed.lines
+        assert scale.fitting.startswith("0 to ")
+        assert scale.fitting.endswith(" for r1")
 
 
 @pytest.mark.parametrize("way", ["qdq", "qdq by channel, signed"])

@@ -147,7 +147,7 @@ def test_limits_of_a_format_are_those_of_its_rounding(fmt: Format) -> None:
 
 def test_a_cause_is_told_as_far_as_it_is_known(content: dict[str, Any]) -> None:
     text = content["summary"]["kept"][0]["text"]
-    assert "its activations make an error of 0% and its weights one of 20%." in text
+    assert "err by 0% for its activations and by 20% for its weights." in text
     assert "20% of its numbers, or more, are too small and become zero in fp16." in text
     (kept,) = (unit for unit in content["units"] if unit["type"] == "fp32")
     said = summary_of(content, [], [kept | {"alone": {}}])

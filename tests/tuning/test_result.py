@@ -215,8 +215,49 @@ def test_a_faster_hint_says_which_output_makes_it_a_plan(
     assert not found.improved
     hint = "; or the hint: -o low.xml makes it a plan" if told else ""
     assert f"no model was written: use the model given{hint}" in repr(found).splitlines()[-1]
-    first = "unchanged: -o low.xml would be x2.00 as fast as fp32, by the hint; "
-    assert repr(found).startswith(first) is told
+    assert repr(found).startswith(f"unchanged: {found.why}\n")
+    advice = "-o low.xml would be x2.00 as fast as fp32, by the hint"
+    assert (advice in found.lines) is told
+
+
+def test_labels_as_output_are_the_reason_that_nothing_is_expected_of_new_data(
+    tmp_path: Path,
+) -> None:
+    """scikit-learn's classifiers have them first: nothing said why no loss is estimated."""
+    model = parse("""classifier (float[N,768] x) => (int64[N] label, float[N,768] scores) {
+      a = MatMul(x, w)
+      b = Relu(a)
+      scores = MatMul(b, w)
+      label = ArgMax<axis=1,keepdims=0>(scores)
+    }""")
+    w = np.random.default_rng(0).standard_normal((768, 768)).astype(np.float32) / 28
+    model.graph.initializer.append(tensor("w", w))
+    onnx.save(model, tmp_path / "m.onnx")
+    asked: dict[str, Any] = {"data": {"x": X}, "target": "trn1", "batch": 16}
+    asked |= {"max_drop": 0.5}
+    found = finecast.tune(tmp_path / "m.onnx", metric="agreement", **asked)
+    why = "output 'label' holds labels, not scores (--of scores judges by scores)"
+    assert found.improved
+    assert f"what it loses on new data was not estimated: {why}" in found.lines
+    (loss,) = (a for a in found.report().content["summary"]["answers"] if "new data" in a)
+    assert why in loss
+    judged = finecast.tune(tmp_path / "m.onnx", metric="agreement", of=["scores"], **asked)
+    assert not judged.not_estimated
+    assert any("on new data of the same kind expect a loss" in line for line in judged.lines)
+
+
+def test_evaluations_are_counted_by_what_they_are_of(tune: Tune) -> None:
+    """Those of fp32 and of the hint counted as if they were plans."""
+    found = tune()
+    anchor = Baseline(name="the hint", metric=1.0, passed=True, latency_s=1.0, cost=1.0)
+    of = {
+        "1 evaluation on all data (of fp32)": replace(found, evaluations=1),
+        "4 evaluations on all data (of fp32, 2 plans and 1 precision hint)": replace(
+            found, evaluations=4, baselines=(anchor,)
+        ),
+    }
+    for text, one in of.items():
+        assert any(text in line for line in one.lines), text
 
 
 @pytest.mark.parametrize(("timeout_s", "over"), [(1e-9, True), (9e9, False), (None, False)])

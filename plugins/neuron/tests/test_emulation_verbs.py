@@ -28,7 +28,7 @@ def test_formats(finecast: Finecast) -> None:
     assert rows["tf32"]["smallest_normal"] == rows["fp32"]["smallest_normal"]
     assert "dynamic range" in rows["bf16"]["strengths"]
     text = finecast("formats").out
-    assert "Number formats" in text
+    assert "Floating-point formats" in text
     assert "65504" in text
 
 

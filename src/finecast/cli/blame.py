@@ -41,7 +41,7 @@ def run(
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
     as_json: Json = False,
 ) -> None:
-    """Find the ops that make a quantized or reduced-precision model lose accuracy.
+    r"""Find the ops that make a quantized or reduced-precision model lose accuracy.
 
     Names the fewest ops that have to be in fp32 for it to pass, as confirmed by runs, and the
     first op with a wrong result. Without a metric the error of the outputs decides. OTHER
@@ -52,8 +52,8 @@ def run(
 
       finecast blame m.onnx q.onnx --data val.npz --metric top1 --max-drop 0.01
 
-      finecast blame m.onnx --target trn1 --auto-cast all --auto-cast-type fp16
-      --data val.npz
+      finecast blame m.onnx --target trn1 --auto-cast all --auto-cast-type fp16 \
+        --data val.npz
     """
     from finecast import api
 

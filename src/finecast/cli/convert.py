@@ -94,7 +94,7 @@ def report(result: Result, *, as_json: bool) -> None:
         ("casts", str(result.casts)),
         *(("", text) for text in result.plan.declared),
         ("size", " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes)),
-        *([("opset", str(result.plan.opset))] if result.plan.opset else []),
+        *([("opset", _opset(result))] if result.plan.opset else []),
         *_listed("rewritten", result.restated),
         *(("adjusted", gain.text) for gain in result.gains if gain.gains),
         ("verified in", title_of(verified.engine or "nothing") + _sizes(verified.sizes)),
@@ -113,6 +113,15 @@ def report(result: Result, *, as_json: bool) -> None:
         else [f"deployment manifest, for finecast verify: {result.lock}"]
     )
     write_table(table, *notes, *(("run it in Python:", *code) if by_hint else ()))
+
+
+def _opset(result: Result) -> str:
+    """The file's opset, and that another engine does not run the file."""
+    from finecast.engines.usage import NO_BF16
+    from finecast.numbers.formats import Format
+
+    lacking = f"; {NO_BF16}" if Format.BF16.label in result.counts else ""
+    return f"{result.plan.opset}{lacking}"
 
 
 def _kernels(verified: Verified) -> list[tuple[str, str]]:

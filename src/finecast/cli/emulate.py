@@ -26,17 +26,17 @@ def run(
     ops: Annotated[int, typer.Option(min=0, help="Ops to show.")] = _MOST_OPS,
     as_json: Json = False,
 ) -> None:
-    """Metric and output error on a device that is not here, and the ops that cause the error.
+    r"""Metric and output error on a device that is not here, and the ops that cause the error.
 
     The options are those of the device's compiler, with its defaults: without --auto-cast
     nothing is cast, on inf1 all.
 
     Examples:
-      finecast emulate m.onnx --target trn1 --auto-cast all --auto-cast-type fp16
-      --data val.npz --metric top1
+      finecast emulate m.onnx --target trn1 --auto-cast all --auto-cast-type fp16 \
+        --data val.npz --metric top1
 
-      finecast emulate m.onnx --target inf1 --fast-math fp32-cast-matmult
-      no-fast-relayout --data val.npz
+      finecast emulate m.onnx --target inf1 --fast-math fp32-cast-matmult \
+        no-fast-relayout --data val.npz
 
       finecast emulate m.pt2 --target trn1 --auto-cast matmult --data val.npz
     """

@@ -1,4 +1,4 @@
-"""``finecast formats``: range, precision, strengths and weaknesses of every number format."""
+"""``finecast formats``: range, precision, strengths, weaknesses of floating-point formats."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Range, precision, strengths and weaknesses of every number format.
+    """Range, precision, strengths and weaknesses of every floating-point format.
 
     Examples:
       finecast formats --values 1e-8,0.1,70000
@@ -125,7 +125,7 @@ def _json(fmt: Format, numbers: Sequence[float]) -> dict[str, Any]:
 
 def _print_facts(formats: Sequence[Format]) -> None:
     facts = new_table(
-        "Number formats",
+        "Floating-point formats",
         ("type",),
         ("bits", "largest", "epsilon", "smallest", "subnormal"),
     )
@@ -149,7 +149,8 @@ def _print_facts(formats: Sequence[Format]) -> None:
     write_table(
         uses,
         "int8 has no range of its own: 256 steps over the range that data shows of a value,"
-        " 255 over each output channel of a weight",
+        " 255 over each output channel of a weight; nor have int4 and the formats of blocks"
+        " (mxfp8, mxfp4, nvfp4, ...), whose numbers share a scale: finecast targets NAME",
     )
 
 

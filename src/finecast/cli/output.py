@@ -103,16 +103,18 @@ def write_report(report: Report, *tables: TextTable, as_json: bool = False) -> N
 def write_note(note: str) -> None:
     """Write a line of prose to stdout, wrapped unless it is ``Verbatim``."""
     text = safe(note)
-    if not isinstance(note, Verbatim):
-        indent = " " * (len(text) - len(text.lstrip()) + 2)
-        text = textwrap.fill(
-            text,
-            width(),
-            subsequent_indent=indent,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    write(results(), text)
+    write(results(), text if isinstance(note, Verbatim) else _wrapped(text))
+
+
+def _wrapped(text: str) -> str:
+    """A line of prose as lines of the usual width; those after the first are indented."""
+    return textwrap.fill(
+        text,
+        width(),
+        subsequent_indent=" " * (len(text) - len(text.lstrip()) + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _fitted(table: Table, columns: int) -> int:
@@ -202,9 +204,10 @@ def width() -> int:
 
 
 def warn(*messages: str) -> None:
-    """Write warnings to stderr, each as one line."""
+    """Write warnings to stderr, each as one line, which a terminal shows wrapped."""
     for message in in_shell(messages):
-        write(sys.stderr, f"warning: {one_line(message)}")
+        text = f"warning: {one_line(message)}"
+        write(sys.stderr, _wrapped(text) if sys.stderr.isatty() else text)
 
 
 def write_error(message: str) -> None:

@@ -106,15 +106,15 @@ class Criterion:
         convert=partial(member_of, CriterionKind, what="criterion"),
     ).field(CriterionKind.RELATIVE)
     tolerance: float = Option(
-        help="Alias: the loss allowed as a share of fp32's metric.",
+        help="Instead of --max-drop: the loss allowed as a share of fp32's metric, as 0.01.",
         metavar="X",
         python=((Real, str), "a number"),
         convert=partial(share_of, where="--tolerance", example=_DEFAULT_TOLERANCE),
     ).field(_DEFAULT_TOLERANCE)
     higher_is_better: bool = True
     max_drop: float | None = Option(
-        help="How much the metric may get worse, in its own unit, as 0.01 of top1; default: 1%"
-        " of fp32's metric.",
+        help="How much the metric may get worse, in its own unit, as 0.01 of top1; of snr_db,"
+        " max_abs and kld the value to reach, as 30 dB. Default: 1% of fp32's metric.",
         metavar="X",
         python=((Real, str), "a number"),
         convert=_drop_of,

@@ -188,9 +188,9 @@ class TopK(_Share):
         if named and len(self._seen) > 1 and self.result() <= chance:
             warnings += (
                 (
-                    f"the fp32 model's {self._name} of {self.result():.3g} is no more than to"
-                    f" name the commonest labels always gives, {share:.3g}: the data hardly"
-                    " tell a right model from a wrong one"
+                    f"the fp32 model's {self._name} is {self.result():.3g}, and always to name"
+                    f" the commonest labels gives {share:.3g}: the data hardly tell a right"
+                    " model from a wrong one; check model and labels"
                 ),
             )
         return warnings

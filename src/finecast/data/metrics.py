@@ -226,6 +226,10 @@ _ROUND_OFF: Final = 1e-9
 _CAUTION: Final = 0.5
 
 
+OF_DECISIONS: Final = ("top1", "agreement")
+"""Metrics whose loss on other data the margins of decisions tell."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLoss:
     """What a model is expected to lose on other data of the same kind.

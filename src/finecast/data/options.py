@@ -151,8 +151,8 @@ class DataOptions:
     ).field({})
     metric: str | None = Option(
         help="top1 (or accuracy), top5, f1, agreement (or same_top1), cosine, spearman,"
-        " snr_db, max_abs, mse, mae, perplexity, kld; default agreement with fp32;"
-        " in blame the error of the outputs.",
+        " snr_db, max_abs, mse, mae, perplexity, kld; default agreement with fp32"
+        " (of blame the error of the outputs).",
         metavar="NAME",
         python=(str, "the name of a metric (a function of your own is evaluate)"),
     ).field(None)

@@ -29,7 +29,7 @@ from finecast.engines.base import Array, Session, outputs_on
 from finecast.engines.exact import RELATIVE_ERROR, CachedSession, Exact
 from finecast.errors import in_shell
 from finecast.graph import Graph, Node
-from finecast.naming import excluding, left_out, listed, number_of, percent
+from finecast.naming import enumerated, excluding, left_out, listed, number_of, percent
 from finecast.native.model import LowModel, Seen
 from finecast.native.scales import WrongScale
 from finecast.numbers.formats import Format
@@ -257,10 +257,14 @@ class Blame(Report):
     @property
     def effort(self) -> str:
         """What it took, in words."""
-        return (
-            f"{number_of(self.evaluations, 'evaluation')}, {number_of(self.probes, 'run')} on"
-            f" few samples to rank {number_of(self.ops, 'op')}, {self.seconds:.1f} s"
+        ranked = (
+            f", {number_of(self.probes, 'run')} on few samples to rank"
+            f" {number_of(self.ops, 'op')}"
+            if self.probes
+            else ""
         )
+        took = f"it took {self.seconds:.1f} s"
+        return f"{number_of(self.evaluations, 'evaluation')}{ranked}; {took}"
 
     @property
     def lines(self) -> list[str]:
@@ -310,11 +314,25 @@ class Blame(Report):
                 notes.append(f"first wrong result in the code: {first.source}")
         if self.keep and len(self.culprits) <= _KEPT_OPS:
             notes.append(f"convert and tune keep them in fp32 by {self.keep}")
+            notes += self._fitting()
             if any(c.format == Format.INT8.label for c in self.culprits):
                 notes.append(_OTHER_TOOLS)
         if self.engine is None:
             notes.append(_BY_DEFINITIONS)
         return [*notes, self.effort]
+
+    def _fitting(self) -> list[str]:
+        """Scales that fit culprits whose own are too coarse: the ops may then stay low."""
+        nodes = {c.node for c in self.culprits}
+        fitting = dict.fromkeys(
+            scale.fitting for node, scale in self.wrong_scales if node in nodes
+        )
+        advised = [text for text in fitting if text]
+        if not advised:
+            return []
+        more = left_out(len(advised), _SHOWN_SCALES, " scales")
+        texts = enumerated([*advised[:_SHOWN_SCALES], *more])
+        return [f"or keep the reduced format, by a scale that fits the values: {texts}"]
 
     def _scales(self) -> list[str]:
         """The worst scales among those that no culprit's reasons state."""
@@ -571,7 +589,7 @@ def _told(seen: Seen, fmt: Format) -> list[str]:
         return [f"{number_of(seen.spoiled, 'number')} NaN or Inf, finite in fp32"]
     if seen.own <= ROUNDINGS_PER_OP * fmt.unit_roundoff:
         return []
-    rounds = f"rounding to {fmt.label} explains {percent(fmt.unit_roundoff, 2)}"
+    rounds = f"rounding to {fmt.label} alone errs by {percent(fmt.unit_roundoff, 2)}"
     own = percent(seen.own, 2)
     return [f"on the same inputs its result differs from fp32's by {own}; {rounds}"]
 
@@ -628,6 +646,8 @@ def _wrong(seen: Seen, fmt: Format) -> str:
     """What is wrong with a value."""
     if not seen.spoiled:
         total, own = percent(seen.total, 2), percent(seen.own, 2)
+        if total == own:
+            return f"its relative error is {total}, and as much on fp32's inputs"
         return f"its relative error is {total}; compared with fp32 on the same inputs, {own}"
     text = f"{number_of(seen.spoiled, 'number')} NaN or Inf"
     if seen.largest < overflow_limit(fmt):

@@ -110,7 +110,7 @@ class EmulationReport(Report):
 
     def by_op(self, most: int) -> TextTable:
         """The ``most`` ops that cause the largest errors, and both metrics below them."""
-        note = "; ".join((*self.summary, f"{self.seconds:.1f} s"))
+        note = "; ".join((*self.summary, f"it took {self.seconds:.1f} s"))
         scores = by_output(self.metric)
         return TextTable(
             left=("op", "node", "why"),

@@ -25,6 +25,7 @@ from finecast.planning.plan import Decision, Plan
 from finecast.reports.base import Report, TextTable
 from finecast.rules import RULES
 from finecast.rules.base import DECIDED_BY, DECISION, Reason
+from finecast.rules.calibration import CALIBRATION
 from finecast.rules.ranges import Calibration
 
 _FP32: Final = Format.FP32.label
@@ -241,7 +242,7 @@ class Explanation(Report):
         apart = [f"its fp32 kernel is not fused any more: {text}" for text in self.apart]
         heads = ("rule", "permits", "verdict", "evidence")
         verdicts = TextTable(
-            left=heads, rows=self.verdicts, fold=heads[2:], notes=(*unsaid, *times)
+            left=heads, rows=self._shown, fold=heads[2:], notes=(*unsaid, *times)
         )
         reads = TextTable(
             title="reads",
@@ -316,6 +317,18 @@ class Explanation(Report):
         order = {rule.name: number for number, rule in enumerate(RULES)}
         reasons = sorted(decision.reasons, key=lambda r: order.get(r.rule, len(order)))
         return [_row(reason) for reason in reasons]
+
+    @property
+    def _shown(self) -> list[tuple[str, str, str, str]]:
+        """The verdicts but that on weights, of an op without any where it decided nothing."""
+        node, decision = self.node, self.decision
+        if node is None or decision is None:
+            return self.verdicts
+        values = [self.graph.values[i] for i in node.inputs if i is not None]
+        decided = any(reason.rule == CALIBRATION.name for reason in decision.deciding)
+        if decided or any(value.constant for value in values):
+            return self.verdicts
+        return [row for row in self.verdicts if row[0] != CALIBRATION.name]
 
     @property
     def inputs(self) -> list[dict[str, str]]:

@@ -28,6 +28,8 @@ from finecast.plugin import title_of
 Inputs = Mapping[str, tuple[tuple[int, ...], str]]
 """By the name of an input the shape and NumPy's type of an array for it."""
 _WIDTH: Final = 80
+NO_BF16: Final = "ONNX Runtime has no bf16 on CPUs"
+"""Why a file in bf16 runs in OpenVINO alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class Usage:
             that it needs.
         named: For an input by its name, an expression in place of zeros.
         before: Statements that stand before the model.
+        four_bits: Statements that follow them for a model with weights of 4 bits.
         throughput: Statements that follow them for many requests at once.
         settings: Whether there are settings that change numbers, and why they are stated.
         types: What the settings say of a model that states its types itself.
@@ -64,6 +67,7 @@ class Usage:
     tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     named: Mapping[str, str] = field(default_factory=dict[str, str])
     before: tuple[str, ...] = ()
+    four_bits: tuple[str, ...] = ()
     throughput: tuple[str, ...] = ()
     settings: str = ""
     types: str = ""
@@ -111,7 +115,7 @@ USAGES: Final[Mapping[str, Usage]] = {
         serving="give it requests by an openvino.AsyncInferQueue; without the performance hint"
         " OpenVINO serves one request at a time",
         notes={
-            ("bf16", ".onnx"): "ONNX Runtime has no bf16 on CPUs",
+            ("bf16", ".onnx"): NO_BF16,
             **{
                 (label, ".onnx"): "by default OpenVINO rounds what meets such weights, too:"
                 " faster and less exact"
@@ -127,8 +131,9 @@ USAGES: Final[Mapping[str, Usage]] = {
     ),
     "onnxruntime": Usage(
         modules=("numpy", "onnxruntime"),
-        before=(
-            "options = onnxruntime.SessionOptions()",
+        before=("options = onnxruntime.SessionOptions()",),
+        four_bits=(
+            "# by default ONNX Runtime rounds what meets weights of 4 bits to 8 bits",
             *(
                 f"options.add_session_config_entry{entry}"
                 for entry in ONNXRUNTIME_CHANGED.items()
@@ -168,7 +173,7 @@ def how_to_run(
     Args:
         output: The tuned model.
         engine: The engine it was tuned in, as ``NAME`` or ``NAME:DEVICE``.
-        formats: Labels of the formats that its ops compute in.
+        formats: Labels of the formats that its ops compute in, and of 4-bit types in it.
         inputs: Arrays that it was called with; None where they are not known.
         throughput: Whether it was tuned for many requests at once.
         by_hint: Whether the engine's hint lowers its ops, and not casts in the model.
@@ -197,8 +202,9 @@ def how_to_run(
         settings |= {} if kv_cache is Format.FP32 else kv_cache_settings(kv_cache)
         lines += ["settings = {", *_filled(settings), "}"]
     parts = {"path": repr(str(output)), "device": repr(device or "CPU")}
-    before = (*usage.before, *(usage.throughput if throughput else ()))
-    lines += [line.format(**parts) for line in before]
+    lines += [line.format(**parts) for line in usage.before]
+    lines += usage.four_bits if any("int4" in label for label in formats) else ()
+    lines += usage.throughput if throughput else ()
     lines.append(f"model = {usage.model.format(**parts)}")
     if usage.zeros:
         lines += _zeros(usage, inputs)

@@ -116,8 +116,8 @@ class Census(Report):
         rows = [
             (
                 row.kind,
-                _counts(row.ops),
-                _counts(row.types),
+                _counts(row.ops, ":"),
+                _counts(row.types, ":"),
                 _number(row.flops, row.uncounted),
                 _number(row.bytes, row.unknown),
                 f"{row.parameters:,}" if row.parameters else "",
@@ -198,8 +198,9 @@ class Census(Report):
         )
 
 
-def _counts(found: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in found.items())
+def _counts(found: Mapping[str, int], between: str = " ") -> str:
+    """Names with their numbers; a narrow column breaks between them at a blank."""
+    return ", ".join(f"{name}{between}{count}" for name, count in found.items())
 
 
 def _number(value: float, unknown: int) -> str:

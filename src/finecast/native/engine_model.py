@@ -338,8 +338,12 @@ def counted(
         size_bytes=source.size_bytes,
         opset=source.opset,
     )
-    ports = {"inputs": prepared.graph.inputs, "outputs": prepared.graph.outputs}
-    named = {key: _ports(values) for key, values in ports.items()}
+    graph = prepared.graph
+    ports = {"inputs": graph.inputs, "outputs": graph.outputs}
+    named = {
+        key: _ports(sorted(values, key=partial(_place, order)))
+        for (key, values), order in zip(ports.items(), graph.ports, strict=True)
+    }
     census = replace(census, notes=named | census.notes)
     if source.told:
         census = replace(
@@ -353,6 +357,11 @@ def counted(
     if options.data is None:
         return census
     return replace(census, warnings=risks(prepared.graph, facts, low), low=low)
+
+
+def _place(order: Sequence[str], value: Value) -> int:
+    """The place of an input or output among the model's; the last where it is not known."""
+    return order.index(value.name) if value.name in order else len(order)
 
 
 def _ports(values: Sequence[Value]) -> str:

@@ -194,13 +194,13 @@ class OrderTrials:
         ask = f"--target {name}:{percent(SHARE)} tries them"
         rows, samples = sample_count(self.exact.calls[:1]), self.workload.samples
         if not (rows and samples):
-            return f"not tried, as the number of samples is not known; {ask}"
+            return f"not tried, as the number of samples is not known ({ask})"
         products = (flops(self.graph, node, self.shapes) for node in self.graph.float_nodes)
         terms = sum(one or 0.0 for one in products) / 2 / rows
         terms *= TRIED * (samples + sample_count(self.exact.calls))
         if terms <= _UNASKED:
             return ""
-        return f"not tried, as {terms:.2g} additions take long; {ask}"
+        return f"not tried, as {terms:.2g} additions take long ({ask})"
 
 
 def _ends(numbers: list[float]) -> tuple[float, float]:

@@ -168,6 +168,14 @@ class WrongScale:
             text += f"; so for {number_of(self.channels, 'channel')}"
         return text
 
+    @property
+    def fitting(self) -> str:
+        """The range that a fitting scale covers, in words; empty unless this is too coarse."""
+        if self.too_coarse < _COARSE:
+            return ""
+        channel = "" if self.channel is None else f" in channel {self.channel}"
+        return f"{_spelled(*self.reaches)} for {self.value}{channel}"
+
     def to_dict(self) -> dict[str, Any]:
         """All of it as strict JSON."""
         return {

@@ -226,7 +226,7 @@ def _beside(own: Reason, of_unit: Reason) -> Reason:
     if own.text:
         return own
     others = " or ".join(of_unit.permits)
-    text = f"it runs in one kernel with ops in {others}, which it cannot have itself"
+    text = f"it is part of a kernel in {others}, and has no {others} form of its own"
     return replace(own, text=text, evidence={DECIDED_BY: Decider.KERNEL.value})
 
 

@@ -169,7 +169,12 @@ def _loss(result: Mapping[str, Any]) -> str:
         loss, deviation = elsewhere["loss"], elsewhere["deviation"]
         there = f"on new data of the same kind expect a loss of {loss_text(loss, deviation)}"
     else:
-        there = "what it loses on new data was not estimated: --confidence guarantees a limit"
+        why = result.get("not_estimated")
+        because = f", as {why}" if why else ""
+        there = (
+            f"what it loses on new data was not estimated{because}: --confidence guarantees a"
+            " limit"
+        )
     return f"{here}; {there}."
 
 
@@ -325,7 +330,7 @@ def _gain(saved_ms: float, casts_ms: float) -> str:
         casts = (
             f"less {casts} of casts"
             if casts_ms > 0
-            else f"and {casts} of casts, which its neighbours would need"
+            else f"and its neighbours are spared casts of {casts}"
         )
         text += f": {_ms(saved_ms + casts_ms)} in its kernel, {casts}"
     return f"{text}."
@@ -338,8 +343,9 @@ def _cause(content: Mapping[str, Any], unit: Mapping[str, Any], label: str) -> s
         return " Only the size of the error is known, not its cause."
     activations, weights = _share(alone["activations"]), _share(alone["weights"])
     return (
-        f" With {label} here alone, its activations make an error of {activations} and"
-        f" {_whose(content, unit)} one of {weights}.{_range_of_input(content, unit, label)}"
+        f" If this alone were in {label}, the output would err by {activations} for its"
+        f" activations and by {weights} for"
+        f" {_whose(content, unit)}.{_range_of_input(content, unit, label)}"
     )
 
 

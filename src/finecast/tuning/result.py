@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.data.certificates import Certificate
-from finecast.data.metrics import ExpectedLoss
+from finecast.data.metrics import OF_DECISIONS, ExpectedLoss
 from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
 from finecast.engines.exact import RELATIVE_ERROR
@@ -41,7 +41,6 @@ from finecast.tuning.hint import Baseline
 from finecast.tuning.summary import (
     TF32_TIMES,
     comparison,
-    first_told,
     notes,
     speeds_apart,
     timed_in,
@@ -300,7 +299,7 @@ class Result(Report):
         """The verdict, both models side by side, and what the result is made of."""
         warnings = [f"warning: {text}" for text in in_shell(self.warnings)]
         if self.verdict is not Verdict.CONVERTED:
-            lines = [f"{self.verdict.value}: {'; '.join((*first_told(self), self.why))}"]
+            lines = [f"{self.verdict.value}: {self.why}"]
             timed = timed_in(self)
             timed = f", {timed}" if timed else ""
             lines.append(f"{self.reference}: {self.baseline.text(self.metric)}{timed}")
@@ -369,6 +368,19 @@ class Result(Report):
     def kept_products(self) -> KeptProducts | None:
         """The products in fp32; where the model is unchanged, those that the rules keep so."""
         return self.findings.kept_products(self.plan if self.improved else None)
+
+    @property
+    def not_estimated(self) -> str:
+        """Why nothing is expected of new data though the metric counts decisions; or empty."""
+        planner, scored = self.findings.planner, next(iter(self.baseline.outputs), "")
+        if self.elsewhere is not None or planner is None or self.metric not in OF_DECISIONS:
+            return ""
+        outputs = planner.graph.outputs
+        if not any(one.name == scored and one.format is None for one in outputs):
+            return ""
+        scores = next((one.name for one in outputs if one.format is not None), "")
+        judged = f" (--of {scores} judges by scores)" if scores else ""
+        return f"output {scored!r} holds labels, not scores{judged}"
 
     @property
     def next_faster(self) -> Found | None:
@@ -442,12 +454,20 @@ class Result(Report):
         return how_to_run(
             self.output,
             engine_of(self.output) if away else self.engine or self.plan.engine,
-            self.counts,
+            {*self.counts, *self._four_bits},
             inputs=self.inputs,
             throughput=self.objective is Objective.THROUGHPUT,
             by_hint=self.plan.by_hint,
             kv_cache=self.plan.kv_cache,
         )
+
+    @property
+    def _four_bits(self) -> set[str]:
+        """Types of 4 bits in the model given; the commonest where its graph is not known."""
+        planner = self.findings.planner
+        if planner is None or any("MatMulNBits" in n.native for n in planner.graph.nodes):
+            return {"int4"}
+        return {one.dtype for one in planner.graph.values if "int4" in one.dtype}
 
     def save(self, output: str | Path, *, force: bool = False) -> None:
         """Write the model to a file or a folder, by its plan.
@@ -537,6 +557,7 @@ class Result(Report):
             "reused_trials": self.reused,
             "certificate": None if self.certificate is None else self.certificate.to_dict(),
             "elsewhere": None if self.elsewhere is None else asdict(self.elsewhere),
+            "not_estimated": self.not_estimated,
             "orders": self.orders.to_dict() if self.target else None,
             "probes": self.probes,
             "reused_sensitivities": list(self.reused_sensitivities),

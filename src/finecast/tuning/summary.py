@@ -147,8 +147,8 @@ def _as_plan(baseline: Baseline, result: Result) -> str:
     return f"-o {asked.stem}.xml makes it a plan"
 
 
-def first_told(result: Result) -> list[str]:
-    """What comes first: that another engine, or another form of the output, is faster."""
+def _advice(result: Result) -> list[str]:
+    """That another engine was chosen, or another form of the output is faster."""
     return [*_chosen_engine(result), *_better_as_ir(result)]
 
 
@@ -168,7 +168,11 @@ def _chosen_engine(result: Result) -> list[str]:
         )
     alone = own.gain_of_one_thread
     if alone > 1:
-        lines.append(f"fp32 is x{alone:.2f} as fast on one thread as on all")
+        threads = result.conditions.get("threads", environment().cores)
+        lines.append(
+            f"fp32 is x{alone:.2f} as fast on one thread as on {threads}, on which speeds here"
+            " are measured"
+        )
     return lines
 
 
@@ -186,7 +190,8 @@ def _better_as_ir(result: Result) -> list[str]:
 
 def notes(result: Result) -> list[str]:
     """What a person asks next, a line each; code and commands are ``Verbatim``."""
-    lines, record = [_made_of(result), *result.plan.declared], result.to_dict()
+    lines, record = [*_advice(result), _made_of(result)], result.to_dict()
+    lines += result.plan.declared
     if result.improved:
         seen = "emulated" if result.target else "measured"
         measured = percent(result.measured_error)
@@ -211,6 +216,8 @@ def notes(result: Result) -> list[str]:
         lines.append(f"certified: {result.certificate}")
     elif result.elsewhere is not None:
         lines.append(_elsewhere(result, result.elsewhere))
+    elif result.improved and result.not_estimated:
+        lines.append(f"what it loses on new data was not estimated: {result.not_estimated}")
     spread = result.orders.text(result.metric, result.error_figure, judged=True)
     lines += [spread] if spread else []
     lines += Contributions.of(result.plan).lines if result.improved else []
@@ -265,9 +272,20 @@ def _made_of(result: Result) -> str:
     return (
         f"ops: {ops or 'none in fp32'}, and {number_of(result.casts, 'cast')}; search on"
         f" {number_of(machine.cores, 'core')} of {cpu_label(machine)}: {result.seconds:.1f}"
-        f" s, {number_of(result.evaluations, 'evaluation')} on all data{reused},"
-        f" {number_of(result.probes, 'run')} on few samples"
+        f" s, {_evaluations(result)}{reused}, {number_of(result.probes, 'run')} on few samples"
     )
+
+
+def _evaluations(result: Result) -> str:
+    """How often all data were evaluated, and what of: plans are not all of it."""
+    hints = len(result.baselines)
+    plans = result.evaluations - 1 - hints
+    of = [
+        result.reference,
+        *([number_of(plans, "plan")] if plans else []),
+        *([number_of(hints, "precision hint")] if hints else []),
+    ]
+    return f"{number_of(result.evaluations, 'evaluation')} on all data (of {enumerated(of)})"
 
 
 def timed_in(result: Result) -> str:
@@ -361,9 +379,7 @@ def _ran(result: Result) -> list[str]:
         + ", ".join(f"{n} in {into}" for (of, into), n in counts.most_common() if of == label)
         for label, count in planned.items()
     )
-    return [
-        f"types of the kernels in which they ran, an op in fp32 also in another's: {types}"
-    ]
+    return [f"types of the kernels that ran them (ops fused into one share its type): {types}"]
 
 
 def _phases(phases: Mapping[str, float]) -> list[str]:

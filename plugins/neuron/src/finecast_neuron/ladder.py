@@ -275,7 +275,7 @@ def search_per_op(
     """
     best = outcome.best
     if named is None and best is not None and best.time_s <= outcome.fastest_s:
-        return None, "the fastest option is within the limit: no plan by op can be faster"
+        return None, "no plan by op can be faster than this option, the fastest one"
     limit = best.time_s if best is not None else math.inf
     plans = [r for e, p in _bases(outcome, named) if (r := _fastest(walk, e, p, limit))]
     if plans:

@@ -41,7 +41,7 @@ function header() {
     // Predictions are scaled to the plans with most ops in a format: for these both are one figure.
     const [measuredError, predictedError] = found.relative_error ? [found.relative_error.measured, found.relative_error.predicted].map(percent) : [];
     if (found.relative_error) tiles.push(tile("error of the output", measuredError, measuredError === predictedError ? null : `predicted ${predictedError}`));
-    tiles.push(tile("effort", count(found.evaluations, "evaluation"), `on all data; ${count(found.probes, "run")} for the error of single ops; ${digits(found.seconds)} s`));
+    tiles.push(tile("effort", count(found.evaluations, "evaluation"), `on all data, fp32's${(found.baselines || []).length ? " and the hint's" : ""} among them; ${count(found.probes, "run")} for the error of single ops; ${digits(found.seconds)} s`));
   }
   if (data.machine) tiles.push(tile("machine", data.machine.cpu || "not known", `${count(data.machine.cores || 0, "core")}, ${data.plan.engine_title} ${(data.machine.libraries || {})[data.plan.engine] || ""}`));
   fill(document.getElementById("top"), {}, [
