@@ -32,8 +32,8 @@ def run(
     nothing is cast, on inf1 all.
 
     Examples:
-      finecast emulate m.onnx --target trn1 --auto-cast all --auto-cast-type fp16 \
-        --data val.npz --metric top1
+      finecast emulate m.onnx --target trn1 --auto-cast all \
+        --auto-cast-type fp16 --data val.npz --metric top1
 
       finecast emulate m.onnx --target inf1 --fast-math fp32-cast-matmult \
         no-fast-relayout --data val.npz
