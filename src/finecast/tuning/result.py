@@ -40,6 +40,7 @@ from finecast.tuning.goal import Objective
 from finecast.tuning.hint import Baseline
 from finecast.tuning.summary import (
     TF32_TIMES,
+    better_as_ir,
     comparison,
     notes,
     speeds_apart,
@@ -299,7 +300,7 @@ class Result(Report):
         """The verdict, both models side by side, and what the result is made of."""
         warnings = [f"warning: {text}" for text in in_shell(self.warnings)]
         if self.verdict is not Verdict.CONVERTED:
-            lines = [f"{self.verdict.value}: {self.why}"]
+            lines = [f"{self.verdict.value}: {'; '.join((self.why, *better_as_ir(self)))}"]
             timed = timed_in(self)
             timed = f", {timed}" if timed else ""
             lines.append(f"{self.reference}: {self.baseline.text(self.metric)}{timed}")

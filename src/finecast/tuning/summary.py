@@ -147,11 +147,6 @@ def _as_plan(baseline: Baseline, result: Result) -> str:
     return f"-o {asked.stem}.xml makes it a plan"
 
 
-def _advice(result: Result) -> list[str]:
-    """That another engine was chosen, or another form of the output is faster."""
-    return [*_chosen_engine(result), *_better_as_ir(result)]
-
-
 def _chosen_engine(result: Result) -> list[str]:
     """That another engine than the preferred one was chosen, or that one thread is faster."""
     if not result.engine_times:
@@ -176,7 +171,7 @@ def _chosen_engine(result: Result) -> list[str]:
     return lines
 
 
-def _better_as_ir(result: Result) -> list[str]:
+def better_as_ir(result: Result) -> list[str]:
     """That the output in OpenVINO's own form would be much faster."""
     than = "this .onnx" if result.improved else "fp32"
     forms = [
@@ -190,7 +185,7 @@ def _better_as_ir(result: Result) -> list[str]:
 
 def notes(result: Result) -> list[str]:
     """What a person asks next, a line each; code and commands are ``Verbatim``."""
-    lines, record = [*_advice(result), _made_of(result)], result.to_dict()
+    lines, record = [*_chosen_engine(result), _made_of(result)], result.to_dict()
     lines += result.plan.declared
     if result.improved:
         seen = "emulated" if result.target else "measured"
