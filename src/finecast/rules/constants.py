@@ -45,12 +45,13 @@ def constant_problem(
     """Why ``low`` cannot hold the constant ``value``; None if it can, or it is none.
 
     If it ``divides``, no element may become zero, however many there are. If it ``multiplies``
-    as the weights of a product, some may; but not all may lose their digits.
+    as the weights of a product, some may; but the largest keeps as many digits as in bf16.
     """
     constant = value.constant
     if constant is None or constant.size == 0:
         return None
-    small = constant.largest if multiplies else 0.0
+    least = low.smallest_subnormal * 2.0**Format.BF16.mantissa_bits
+    small = constant.largest if multiplies and constant.largest < least else 0.0
     if constant.size <= _FEW or divides:
         small = constant.smallest_nonzero
     return _problem(constant.largest, small, low)
