@@ -163,6 +163,10 @@ def test_what_passed_by_chance_is_not_taken() -> None:
     assert not made.passing(large)
     assert made.passing(small)
     assert made.passing(1.0)  # of a trial of an earlier run margins are not known
+    assert not made.passes(candidate("large", 1.0, 1.0), lambda _: large)
+    why = made.none_passes(1)
+    assert "1 plan keeps it on your data alone" in why
+    assert "expect a loss of" in why
 
 
 def test_time_is_no_reason_against_the_first_trial() -> None:

@@ -21,6 +21,7 @@ from finecast.native.orders import OrderSpread
 from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.progress import Notice, Progress
+from finecast.reports.base import loss_text
 from finecast.tuning.belief import ROUGHLY
 from finecast.tuning.certifying import Certifier
 from finecast.tuning.decision_chances import DecisionChances
@@ -345,12 +346,36 @@ class Trials:
             spent=self.spent,
             resumable=self.study is not None,
         )
+        why += self._by_chance
         missed = [one for one in self.spreads.values() if not one.holds]
         if not missed:
             return why
         most = max(missed, key=lambda one: one.kept)
         counts = f"at most {most.kept} of {len(most.runs)} orders of summation"
         return f"{why}; of {number_of(len(missed), 'plan')} within it here {counts} keep it"
+
+    @property
+    def _by_chance(self) -> str:
+        """Text: how many plans keep the limit on these data alone; empty for none."""
+        if self.certifier is not None:
+            return ""
+        expected = [
+            loss
+            for trial in self.tried.values()
+            if self._criterion.passes(trial.metric, self.baseline)
+            and (loss := self.elsewhere(trial.metric)) is not None
+            and loss.cautious > self._allowed
+        ]
+        if not expected:
+            return ""
+        least = min(expected, key=lambda one: one.cautious)
+        keeps = (
+            f"{number_of(len(expected), 'plan')} {'keeps' if len(expected) == 1 else 'keep'}"
+        )
+        return (
+            f"; {keeps} it on your data alone: on new data of the same kind expect a loss of"
+            f" {loss_text(least.loss, least.deviation)}, which more data would tell better"
+        )
 
     def _key(self, candidate: Candidate) -> TrialKey:
         return TrialKey(
