@@ -27,7 +27,7 @@ from finecast.planning import predicted_error
 from finecast.progress import silent
 from finecast_training import replay, step_search
 from finecast_training.backend import Backend, JointGraph, compiled
-from finecast_training.measures import GradientDeviation, StepFigures
+from finecast_training.measures import Exactness, GradientDeviation, StepFigures, deviations
 from finecast_training.replay import Replay
 from finecast_training.sensitivities import analysed
 from finecast_training.step import LossOf
@@ -191,6 +191,52 @@ def test_figures_of_some_samples_are_held_against_those_of_the_same() -> None:
     assert figures(0.1).beyond(most) == []
     assert figures(0.11).beyond(most) == ["error", "worst_error"]
     assert figures(0.1, 0.2).beyond(most) == []
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize(
+    ("lost", "autocasts", "worse"),
+    [
+        ({"embedding": 1}, {}, False),  # of 65,552 elements
+        ({"embedding": 33}, {"embedding": 30}, False),
+        ({"embedding": 5}, {}, True),
+        ({"embedding": 2000}, {"embedding": 1000}, True),
+        ({"embedding": 1000, "bias": 16}, {"embedding": 1000}, True),
+    ],
+)
+def test_single_elements_that_became_zero_are_chance(
+    lost: dict[str, int], autocasts: dict[str, int], worse: bool, samples: int
+) -> None:
+    """One element of 263,808 that cancelled in bf16 had a good plan left for fp32."""
+    torch.manual_seed(0)
+    wanted = {"embedding": torch.randn(512, 128) + 9, "bias": torch.ones(16)}
+
+    def exactness(zeros: dict[str, int]) -> Exactness:
+        got = {name: tensor.clone() for name, tensor in wanted.items()}
+        for name, count in zeros.items():
+            got[name].flatten()[:count] = 0
+        figures = StepFigures.of([deviations(got, wanted, wanted)] * samples)
+        fine = StepFigures.of([deviations(wanted, wanted, wanted)] * samples)
+        return Exactness(gradients=replace(fine, vanished=figures.vanished,
+                                           chance=figures.chance), updates=fine)  # fmt: skip
+
+    beyond = exactness(lost).beyond(exactness(autocasts))
+    assert [text.partition(" (")[0] for text in beyond] == worse * ["gradients: vanished"]
+
+
+def test_what_is_worse_is_told_with_its_figures() -> None:
+    def exactness(error: float, angle: float, vanished: float) -> Exactness:
+        lost = GradientDeviation(
+            error=error, angle=angle, vanished=vanished, nonfinite=0.0, elements=10**4
+        )
+        return Exactness(gradients=StepFigures.of([{"w": lost}]), updates=StepFigures.of([]))
+
+    assert exactness(0.02, 0.5, 0.002).beyond(exactness(0.01, 1e-4, 0.0)) == [
+        "gradients: error (2%, autocast 1%)",
+        "gradients: worst error (2%, autocast 1%)",
+        "gradients: angle (60 degrees, autocast 0.81)",
+        "gradients: vanished (0.2%, autocast 0%)",
+    ]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-25, 1e25])

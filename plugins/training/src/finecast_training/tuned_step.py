@@ -18,6 +18,7 @@ from finecast.engines.torch import check_no_autocast
 from finecast.errors import UsageError
 from finecast_training.backend import CALL_OUTSIDE
 from finecast_training.faults import overflow, refusal
+from finecast_training.measures import FEWEST
 from finecast_training.optimizer_states import HeldStates
 from finecast_training.step import Loss, LossOf
 from finecast_training.step_plan import StepPlan, Way
@@ -31,8 +32,8 @@ from finecast_training.target import (
     same_form,
 )
 
-_KEPT: Final = 2
-"""Batches that are kept to compare plans on."""
+_KEPT: Final = FEWEST
+"""Batches that are kept to compare plans on: as many as chance can be told from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +192,7 @@ class TunedStep:
         self._hold(none=True)  # the copy's reference is in fp32
         target = StepTarget.of(
             self.module.module, self.module.loss, same_form(self._recent), self.optimizers,
-            Sampling(moments=1, between=0),
+            Sampling(moments=1, between=0, batches=_KEPT),
         )  # fmt: skip
         self._hold()
         with target.compared():
