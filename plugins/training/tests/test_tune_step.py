@@ -534,12 +534,22 @@ def scheduler() -> torch.optim.lr_scheduler.StepLR:
         ({"moments": 0}, "moments is 0"),
         ({"timeout_s": 0.0}, "0 seconds are no time"),
         ({"max_memry": 1}, "did you mean max_memory"),
+        ({"seeds": 3}, "seeds changes nothing without a trial .*: give trial_steps"),
+        ({"trial_steps": 5}, "trial_steps changes nothing without an optimizer .*: give opt"),
+        ({"micro_batches": 4}, "micro_batches changes nothing without an optimizer"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(change: dict[str, Any], said: str) -> None:
     call: dict[str, Any] = {"model": Net(), "loss": loss, "batches": batches(), **change}
     with pytest.raises(UsageError, match=said):
         ft.tune_step(call.pop("model"), call.pop("loss"), call.pop("batches"), **call)
+
+
+def test_micro_batches_that_nothing_adds_up_are_refused() -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters())
+    with pytest.raises(UsageError, match=r'micro_batches .*: give objective="memory"'):
+        ft.tune_step(net, loss, batches(), optimizer=optimizer, micro_batches=2)
 
 
 @pytest.mark.parametrize(

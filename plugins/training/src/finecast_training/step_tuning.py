@@ -32,6 +32,8 @@ from finecast_training.tuned_step import TunedStep
 
 OBJECTIVES: Final = {"time": "time", "memory": "memory"}
 _MB: Final = 1e6
+_SEEDS: Final = 5
+"""Seeds of a trial for which no number is stated."""
 # The shares of the time that may be spent on samples, with compiled steps that are compared on
 # them, and on plans op by op: on so many, each of which takes as long as 1.6 steps of fp32.
 _SAMPLED: Final = 0.4
@@ -185,7 +187,7 @@ class StepKeywords(TypedDict, total=False):
     between: int | None
     timeout_s: float
     trial_steps: int
-    seeds: int
+    seeds: int | None
 
 
 @checks
@@ -201,7 +203,7 @@ class StepGoal:
             among them. By default those of compiled autocast, or of fp32 where that is faster.
         micro_batches: Batches whose gradients you add up for one step of the optimizer. With
             ``memory`` as objective they are added up in bf16 if updates then stay no worse
-            than autocast's.
+            than autocast's; a trial adds up so many, too. This needs an optimizer.
         moments: At how many moments of training gradients are compared. By default 3, with two
             batches at each; one batch, then fewer moments where ``timeout_s`` is too short for
             that, or samples would take more than a quarter of the memory that is free.
@@ -211,8 +213,9 @@ class StepGoal:
             is left. One plan is compiled in any case, beside fp32 and autocast. Give more
             where a step takes seconds: more plans are then compared, on more samples.
         trial_steps: Steps of a paired trial: from one checkpoint in fp32, under autocast and
-            as planned, on the same data. A plan that loses there is not taken.
-        seeds: Seeds of the trial.
+            as planned, on the same data. A plan that loses there is not taken. This needs an
+            optimizer.
+        seeds: Seeds of the trial; by default 5.
 
     Raises:
         UsageError: If one of them does not fit.
@@ -225,7 +228,7 @@ class StepGoal:
     between: int | None = None
     timeout_s: float = 240.0
     trial_steps: int = 0
-    seeds: int = 5
+    seeds: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what does not fit."""
@@ -235,7 +238,7 @@ class StepGoal:
             ("between", 0 if self.between is None else self.between, 0),
             ("micro_batches", self.micro_batches, 1),
             ("trial_steps", self.trial_steps, 0),
-            ("seeds", self.seeds, 1),
+            ("seeds", 1 if self.seeds is None else self.seeds, 1),
             ("max_memory", 1 if self.max_memory is None else self.max_memory, 1),
         ):
             if number < least:
@@ -248,6 +251,32 @@ class StepGoal:
                 where="timeout_s",
                 fix="give a number above 0",
             )
+        if self.seeds is not None and not self.trial_steps:
+            raise _without_effect("seeds", "a trial", "trial_steps, as 50")
+
+    def check_used(self, optimizers: Sequence[Optimizer]) -> None:
+        """Raise UsageError for what changes nothing with these optimizers."""
+        adds_up = self.micro_batches > 1
+        for name, stated in (("trial_steps", self.trial_steps), ("micro_batches", adds_up)):
+            if stated and not optimizers:
+                raise _without_effect(
+                    name, "an optimizer", "optimizer, which updates the model"
+                )
+        if adds_up and self.objective != "memory" and not self.trial_steps:
+            raise _without_effect(
+                "micro_batches",
+                "memory as objective, or a trial",
+                'objective="memory", with which they are added up in bf16, or trial_steps',
+            )
+
+
+def _without_effect(name: str, needed: str, fix: str) -> UsageError:
+    """The error for an argument that changes nothing without another one."""
+    return UsageError(
+        f"{name} changes nothing without {needed}",
+        where=name,
+        fix=f"give {fix}, or leave {name} out",
+    )
 
 
 @checks
@@ -292,6 +321,7 @@ def tune_step(
     check_callable(model, loss)
     how = Backend(policy).policy  # refuses formats that training graphs cannot state
     optimizers = optimizers_of(optimizer)
+    goal.check_used(optimizers)
     begin_s = time.monotonic()
     target = StepTarget.of(model, loss, batches, optimizers)
     if how.open_formats:
@@ -368,7 +398,7 @@ def _trial(
         search.target,
         calls,
         steps=goal.trial_steps,
-        seeds=goal.seeds,
+        seeds=goal.seeds or _SEEDS,
         micro_batches=goal.micro_batches,
         progress=progress,
     )
