@@ -131,6 +131,14 @@ def test_a_plan_that_became_worse_than_autocast_is_left(fast_bf16: None) -> None
     assert "faster" in back.why
     assert step.replan().why == "it is no worse than torch.autocast, as before"
     assert [d.changed for d in step.history] == [True, True, False]
+    shown = [str(done) for done in step.history]
+    assert shown[0].startswith("<Replanned before call 1: all in fp32, as matmult:bf16 is now")
+    assert shown[2] == (
+        "<Replanned before call 1: matmult:bf16 is kept, as it is no worse than"
+        " torch.autocast, as before>"
+    )
+    assert str(step).startswith("<TunedStep by matmult:bf16: ")
+    assert " bf16" in str(step)
 
 
 def test_plans_are_compared_on_as_many_batches_as_tell_chance(fast_bf16: None) -> None:
