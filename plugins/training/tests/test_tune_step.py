@@ -168,7 +168,7 @@ def test_slow_steps_and_little_memory_take_fewer_samples() -> None:
 def test_what_a_short_time_allows_is_compared_and_said(tuned: Tuned) -> None:
     """One plan is compiled in any case, beside fp32 and autocast."""
     net = Net()
-    result = ft.tune_step(net, loss, batches(), max_memory=10**9, timeout_s=1e-3)
+    result = ft.tune_step(net, loss, batches(), max_memory="1GB", timeout_s=1e-3)
     assert result.sampling == Sampling(moments=1, between=2, batches=1)
     assert "compared on 1 batch at 1 moment of training, after each 2 steps" in str(result)
     assert "some plans were not compared: timeout_s is 0.001" in result.warnings
@@ -529,8 +529,9 @@ def scheduler() -> torch.optim.lr_scheduler.StepLR:
         ({"optimizer": torch.optim.SGD(Net().parameters())}, "has none of the module's"),
         ({"optimizer": [3]}, "an int is no optimizer"),
         ({"objective": "speed"}, "unknown objective 'speed'"),
-        ({"policy": "all:int8"}, "int8 is planned for models"),
-        ({"max_memory": 0}, "max_memory is 0"),
+        ({"policy": "all:int8"}, "training steps have no plans in int8 .policy.: use one of"),
+        ({"max_memory": 0}, "0 is no size .max_memory."),
+        ({"max_memory": "lots"}, "'lots' is no size .max_memory.: give a number of B, KB, MB"),
         ({"moments": 0}, "moments is 0"),
         ({"timeout_s": 0.0}, "0 seconds are no time"),
         ({"max_memry": 1}, "did you mean max_memory"),

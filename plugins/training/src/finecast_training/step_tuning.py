@@ -15,7 +15,12 @@ from torch.optim import Optimizer
 from finecast import Format, Policy
 from finecast.calls import checks
 from finecast.errors import UsageError
-from finecast.naming import listed, look_up, percent
+from finecast.naming import (
+    bytes_of,
+    listed,
+    look_up,
+    percent,
+)
 from finecast.progress import Progress, reporting
 from finecast.reports import Report, TextTable
 from finecast.rules import DEFAULT_POLICY
@@ -181,7 +186,7 @@ class StepKeywords(TypedDict, total=False):
     """Keywords of ``tune_step``, which ``StepGoal`` explains."""
 
     objective: str
-    max_memory: int | None
+    max_memory: str | int | None
     micro_batches: int
     moments: int | None
     between: int | None
@@ -199,8 +204,9 @@ class StepGoal:
         objective: ``time``, or ``memory``: the least peak of forward and backward pass. Then
             those states of the optimizers are held in the low format from one of their steps
             to the next through which updates stay no worse than autocast's.
-        max_memory: The most bytes that forward and backward pass may allocate, gradients
-            among them. By default those of compiled autocast, or of fp32 where that is faster.
+        max_memory: The most that forward and backward pass may allocate, gradients among them:
+            a size, as 800MB, or a number of bytes. By default the peak of compiled autocast,
+            or of fp32 where that is faster.
         micro_batches: Batches whose gradients you add up for one step of the optimizer. With
             ``memory`` as objective they are added up in bf16 if updates then stay no worse
             than autocast's; a trial adds up so many, too. This needs an optimizer.
@@ -222,7 +228,7 @@ class StepGoal:
     """
 
     objective: str = "time"
-    max_memory: int | None = None
+    max_memory: str | int | None = None
     micro_batches: int = 1
     moments: int | None = None
     between: int | None = None
@@ -232,6 +238,7 @@ class StepGoal:
 
     def __post_init__(self) -> None:
         """Refuse what does not fit."""
+        bytes_of(self.max_memory, where="max_memory")
         look_up(self.objective, OBJECTIVES, what="objective", where="objective")
         for name, number, least in (
             ("moments", 1 if self.moments is None else self.moments, 1),
@@ -239,7 +246,6 @@ class StepGoal:
             ("micro_batches", self.micro_batches, 1),
             ("trial_steps", self.trial_steps, 0),
             ("seeds", 1 if self.seeds is None else self.seeds, 1),
-            ("max_memory", 1 if self.max_memory is None else self.max_memory, 1),
         ):
             if number < least:
                 raise UsageError(
@@ -335,7 +341,7 @@ def tune_step(
             target=target,
             policy=how,
             objective=goal.objective,
-            max_memory=goal.max_memory,
+            max_memory=bytes_of(goal.max_memory, where="max_memory"),
             progress=report,
             begin_s=begin_s,
             timeout_s=goal.timeout_s,
