@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,7 +34,7 @@ from finecast_training.sensitivities import analysed
 from finecast_training.step import LossOf
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_search import StepCandidate, StepSearch
-from finecast_training.step_tuning import StepResult, _same_everywhere
+from finecast_training.step_tuning import StepResult, _same_everywhere, _told_once
 from finecast_training.target import Sampling, StepCost, StepTarget
 from finecast_training.tuned_step import TunedStep
 
@@ -740,6 +741,53 @@ def test_raf_s_example_with_loss_and_optimizer_in_the_step(
     assert float(milliseconds.split()[-1]) > 0
     assert float(megabytes.split()[-1]) > 0
     assert not torch.equal(before, model.head.weight)
+
+
+class Overflowing(nn.Module):
+    """Overflows in fp16 before its last layer, which is innocent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.last = nn.Linear(16, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(1e-6 * self.wide(1e6 * x)))
+
+
+def test_an_overflow_is_told_with_the_verb_that_finds_its_op(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gradient of the last layer was named, whose input was NaN already."""
+    monkeypatch.setattr(StepSearch, "_planned", lambda _: ())
+    monkeypatch.setattr(StepSearch, "_measure", lambda *_: None)
+    monkeypatch.setattr(StepSearch, "best", lambda self: self.fp32)
+    sampling = Sampling(moments=1, between=0, batches=1)
+    search = StepSearch(
+        target=StepTarget.of(Overflowing(), loss, batches(), [], sampling),
+        policy=Policy.parse("auto:fp16"), objective="time", max_memory=None, progress=silent,
+    )  # fmt: skip
+    search.run()
+    (note,) = search.notes
+    assert note.startswith(
+        "torch.autocast: overflow: Inf or NaN first in the gradient of last"
+    )
+    assert note.endswith("finecast.blame of a finecast.torch.TrainingStep names the op")
+
+
+@pytest.mark.filterwarnings("always::UserWarning")
+def test_a_warning_of_each_compilation_is_shown_once() -> None:
+    def tune() -> None:
+        with _told_once():
+            for text in ("tf32 is skipped", "fp8 is skipped", "tf32 is skipped"):
+                with warnings.catch_warnings():  # as around each compilation
+                    warnings.warn(text, stacklevel=1)
+
+    with pytest.warns(UserWarning, match="skipped") as shown:
+        tune()
+    assert [str(w.message) for w in shown] == ["tf32 is skipped", "fp8 is skipped"]
+    with pytest.warns(UserWarning, match="skipped") as shown:
+        tune()
+    assert len(shown) == 2
 
 
 def test_fp16_has_a_scale_of_the_loss_that_keeps_gradients_finite(

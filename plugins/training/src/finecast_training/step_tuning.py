@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack
@@ -214,9 +216,11 @@ class StepGoal:
             batches at each; one batch, then fewer moments where ``timeout_s`` is too short for
             that, or samples would take more than a quarter of the memory that is free.
         between: Steps of fp32 before each of them; by default 4, or 2 as above.
-        timeout_s: About how many seconds the search may take, without a trial: after half of
-            them no further plan is compared op by op, and none is compiled for which no time
-            is left. One plan is compiled in any case, beside fp32 and autocast. Give more
+        timeout_s: The seconds of the search, without a trial, after which nothing is begun
+            that can be left out: after half of them no further plan is compared op by op, and
+            none is compiled for which no time is left. What runs is not cut short, and
+            fp32, autocast and one plan are compiled and timed in any case, so that a short
+            time is exceeded: by three compilations, of seconds to minutes each. Give more
             where a step takes seconds: more plans are then compared, on more samples.
         trial_steps: Steps of a paired trial: from one checkpoint in fp32, under autocast and
             as planned, on the same data. A plan that loses there is not taken. This needs an
@@ -306,8 +310,9 @@ def tune_step(
     numbers; on several batches, at several moments of training. It is the fastest, or takes
     the least memory, of what was compiled, fp32 and autocast among it. Processes that train
     together follow one plan, which is worse on none's batches. Plans whose kernels fail are
-    left out, and named. It takes about 240 seconds at most, or ``timeout_s``: where steps are
-    slow, fewer plans are compared, on fewer samples.
+    left out, and named. After 240 seconds, or ``timeout_s``, nothing more is begun but what
+    the choice needs, as three compilations: where steps are slow, fewer plans are compared, on
+    fewer samples.
 
     Args:
         model: The module, in the mode in which it is trained.
@@ -332,7 +337,7 @@ def tune_step(
     target = StepTarget.of(model, loss, batches, optimizers)
     if how.open_formats:
         how = replace(how, formats=(*how.formats, *formats_of(target.device)))
-    with reporting(progress, "training step") as report, target.compared():
+    with reporting(progress, "training step") as report, target.compared(), _told_once():
         report("sample", 0, 1)
         cost = target.cost()
         sampling = cost.sampling(_SAMPLED * goal.timeout_s, goal.moments, goal.between)
@@ -367,6 +372,21 @@ def tune_step(
         objective=goal.objective,
         warnings=tuple(dict.fromkeys(search.notes)),
     )
+
+
+@contextmanager
+def _told_once() -> Generator[None]:
+    """A block in which a warning is shown once: each plan that is compiled gives the same."""
+    with warnings.catch_warnings():
+        show, texts = warnings.showwarning, set[str]()
+
+        def show_first(message: Warning | str, *where: Any, **more: Any) -> None:
+            if str(message) not in texts:
+                texts.add(str(message))
+                show(message, *where, **more)
+
+        warnings.showwarning = show_first
+        yield
 
 
 def _tried(
