@@ -162,7 +162,7 @@ def tuned(job: Job, trial_steps: int = 0, seeds: int = 5) -> StepResult:
         [job.draw(generator) for _ in range(16 if trial_steps else _BATCHES)],
         optimizer=torch.optim.AdamW(net.parameters(), lr=job.rate),
         trial_steps=trial_steps,
-        seeds=seeds,
+        seeds=seeds if trial_steps else None,
     )
 
 

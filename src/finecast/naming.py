@@ -342,6 +342,34 @@ EXPECTED: Final[Mapping[type, tuple[Any, str]]] = {
 }
 
 
+_UNITS: Final = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+
+
+def bytes_of(size: str | int | None, *, where: str) -> int | None:
+    """The bytes that ``120MB`` states, or a number of bytes; None for None.
+
+    Raises:
+        UsageError: If it is no size, or nothing fits into it.
+    """
+    if size is None:
+        return None
+    number = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", str(size))
+    unit = None if number is None else _UNITS.get(number[2].upper() or "B")
+    count = 0.0 if number is None or unit is None else float(number[1]) * unit
+    if not 1 <= count < math.inf:
+        raise UsageError(
+            f"{size!r} is no size",
+            where=where,
+            fix=f"give a number of {', '.join(_UNITS)}, as 120MB",
+        )
+    return int(count)
+
+
 def options_of(group: type) -> dict[str, Option]:
     """The options that the fields of a dataclass state, by the field's name."""
     return {f.name: f.metadata[_OPTION] for f in fields(group) if _OPTION in f.metadata}

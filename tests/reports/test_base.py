@@ -136,3 +136,19 @@ def test_models_in_memory_are_profiled_beside_files(net: Path) -> None:
 
 def test_an_opened_model_is_printed_in_a_line(net: Path) -> None:
     assert repr(finecast.load(net)).startswith(f"<ONNX model {net}, ")
+
+
+def test_a_table_is_printed_in_columns() -> None:
+    """The tables that results give were printed as Python's own form of their fields."""
+    rows = [("Add", "1.5"), ("a\x1b[2J\nMul", "10.25")]
+    table = TextTable(
+        title="ops", left=("op",), right=("ms",), rows=rows, notes=("see --slices",)
+    )
+    assert str(table).splitlines() == [
+        "ops",
+        "op               ms",
+        "Add             1.5",
+        "a\\x1b[2J Mul  10.25",
+        "see slices",
+    ]
+    assert str(TextTable(title="ops", left=("op",), rows=[], notes=("none",))) == "ops\nnone"

@@ -22,7 +22,13 @@ from finecast.errors import UsageError
 from finecast.progress import silent
 from finecast_training.backend import Backend, compiled
 from finecast_training.faults import overflow, stalled
-from finecast_training.measures import Exactness, GradientDeviation, StepFigures, deviations
+from finecast_training.measures import (
+    FEWEST,
+    Exactness,
+    GradientDeviation,
+    StepFigures,
+    deviations,
+)
 from finecast_training.optimizer_states import GRADIENTS
 from finecast_training.paired_trial import PairedTrial, paired_trial
 from finecast_training.replay import Replay, Replayed
@@ -125,6 +131,32 @@ def test_a_plan_that_became_worse_than_autocast_is_left(fast_bf16: None) -> None
     assert "faster" in back.why
     assert step.replan().why == "it is no worse than torch.autocast, as before"
     assert [d.changed for d in step.history] == [True, True, False]
+    shown = [str(done) for done in step.history]
+    assert shown[0].startswith("<Replanned before call 1: all in fp32, as matmult:bf16 is now")
+    assert shown[2] == (
+        "<Replanned before call 1: matmult:bf16 is kept, as it is no worse than"
+        " torch.autocast, as before>"
+    )
+    assert str(step).startswith("<TunedStep by matmult:bf16: ")
+    assert " bf16" in str(step)
+
+
+def test_plans_are_compared_on_as_many_batches_as_tell_chance(fast_bf16: None) -> None:
+    net = Net()
+    step = TunedStep(planned("matmult:bf16", net), net, loss)
+    for _ in range(5):
+        step(*batch()).backward()
+    counts: list[int] = []
+    compares = StepTarget.exactness
+
+    def counted(self: StepTarget, *arguments: Any) -> Exactness:
+        counts.append(len(self.samples))
+        return compares(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StepTarget, "exactness", counted)
+        step.replan()
+    assert set(counts) == {FEWEST}
 
 
 def test_plans_are_chosen_anew_every_so_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:

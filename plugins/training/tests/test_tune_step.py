@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,13 +28,13 @@ from finecast.planning import predicted_error
 from finecast.progress import silent
 from finecast_training import replay, step_search
 from finecast_training.backend import Backend, JointGraph, compiled
-from finecast_training.measures import GradientDeviation, StepFigures
+from finecast_training.measures import Exactness, GradientDeviation, StepFigures, deviations
 from finecast_training.replay import Replay
 from finecast_training.sensitivities import analysed
 from finecast_training.step import LossOf
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_search import StepCandidate, StepSearch
-from finecast_training.step_tuning import StepResult, _same_everywhere
+from finecast_training.step_tuning import StepResult, _same_everywhere, _told_once
 from finecast_training.target import Sampling, StepCost, StepTarget
 from finecast_training.tuned_step import TunedStep
 
@@ -168,7 +169,7 @@ def test_slow_steps_and_little_memory_take_fewer_samples() -> None:
 def test_what_a_short_time_allows_is_compared_and_said(tuned: Tuned) -> None:
     """One plan is compiled in any case, beside fp32 and autocast."""
     net = Net()
-    result = ft.tune_step(net, loss, batches(), max_memory=10**9, timeout_s=1e-3)
+    result = ft.tune_step(net, loss, batches(), max_memory="1GB", timeout_s=1e-3)
     assert result.sampling == Sampling(moments=1, between=2, batches=1)
     assert "compared on 1 batch at 1 moment of training, after each 2 steps" in str(result)
     assert "some plans were not compared: timeout_s is 0.001" in result.warnings
@@ -191,6 +192,52 @@ def test_figures_of_some_samples_are_held_against_those_of_the_same() -> None:
     assert figures(0.1).beyond(most) == []
     assert figures(0.11).beyond(most) == ["error", "worst_error"]
     assert figures(0.1, 0.2).beyond(most) == []
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize(
+    ("lost", "autocasts", "worse"),
+    [
+        ({"embedding": 1}, {}, False),  # of 65,552 elements
+        ({"embedding": 33}, {"embedding": 30}, False),
+        ({"embedding": 5}, {}, True),
+        ({"embedding": 2000}, {"embedding": 1000}, True),
+        ({"embedding": 1000, "bias": 16}, {"embedding": 1000}, True),
+    ],
+)
+def test_single_elements_that_became_zero_are_chance(
+    lost: dict[str, int], autocasts: dict[str, int], worse: bool, samples: int
+) -> None:
+    """One element of 263,808 that cancelled in bf16 had a good plan left for fp32."""
+    torch.manual_seed(0)
+    wanted = {"embedding": torch.randn(512, 128) + 9, "bias": torch.ones(16)}
+
+    def exactness(zeros: dict[str, int]) -> Exactness:
+        got = {name: tensor.clone() for name, tensor in wanted.items()}
+        for name, count in zeros.items():
+            got[name].flatten()[:count] = 0
+        figures = StepFigures.of([deviations(got, wanted, wanted)] * samples)
+        fine = StepFigures.of([deviations(wanted, wanted, wanted)] * samples)
+        return Exactness(gradients=replace(fine, vanished=figures.vanished,
+                                           chance=figures.chance), updates=fine)  # fmt: skip
+
+    beyond = exactness(lost).beyond(exactness(autocasts))
+    assert [text.partition(" (")[0] for text in beyond] == worse * ["gradients: vanished"]
+
+
+def test_what_is_worse_is_told_with_its_figures() -> None:
+    def exactness(error: float, angle: float, vanished: float) -> Exactness:
+        lost = GradientDeviation(
+            error=error, angle=angle, vanished=vanished, nonfinite=0.0, elements=10**4
+        )
+        return Exactness(gradients=StepFigures.of([{"w": lost}]), updates=StepFigures.of([]))
+
+    assert exactness(0.02, 0.5, 0.002).beyond(exactness(0.01, 1e-4, 0.0)) == [
+        "gradients: error (2%, autocast 1%)",
+        "gradients: worst error (2%, autocast 1%)",
+        "gradients: angle (60 degrees, autocast 0.81)",
+        "gradients: vanished (0.2%, autocast 0%)",
+    ]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-25, 1e25])
@@ -483,17 +530,28 @@ def scheduler() -> torch.optim.lr_scheduler.StepLR:
         ({"optimizer": torch.optim.SGD(Net().parameters())}, "has none of the module's"),
         ({"optimizer": [3]}, "an int is no optimizer"),
         ({"objective": "speed"}, "unknown objective 'speed'"),
-        ({"policy": "all:int8"}, "int8 is planned for models"),
-        ({"max_memory": 0}, "max_memory is 0"),
+        ({"policy": "all:int8"}, "training steps have no plans in int8 .policy.: use one of"),
+        ({"max_memory": 0}, "0 is no size .max_memory."),
+        ({"max_memory": "lots"}, "'lots' is no size .max_memory.: give a number of B, KB, MB"),
         ({"moments": 0}, "moments is 0"),
         ({"timeout_s": 0.0}, "0 seconds are no time"),
         ({"max_memry": 1}, "did you mean max_memory"),
+        ({"seeds": 3}, "seeds changes nothing without a trial .*: give trial_steps"),
+        ({"trial_steps": 5}, "trial_steps changes nothing without an optimizer .*: give opt"),
+        ({"micro_batches": 4}, "micro_batches changes nothing without an optimizer"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(change: dict[str, Any], said: str) -> None:
     call: dict[str, Any] = {"model": Net(), "loss": loss, "batches": batches(), **change}
     with pytest.raises(UsageError, match=said):
         ft.tune_step(call.pop("model"), call.pop("loss"), call.pop("batches"), **call)
+
+
+def test_micro_batches_that_nothing_adds_up_are_refused() -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters())
+    with pytest.raises(UsageError, match=r'micro_batches .*: give objective="memory"'):
+        ft.tune_step(net, loss, batches(), optimizer=optimizer, micro_batches=2)
 
 
 @pytest.mark.parametrize(
@@ -683,6 +741,53 @@ def test_raf_s_example_with_loss_and_optimizer_in_the_step(
     assert float(milliseconds.split()[-1]) > 0
     assert float(megabytes.split()[-1]) > 0
     assert not torch.equal(before, model.head.weight)
+
+
+class Overflowing(nn.Module):
+    """Overflows in fp16 before its last layer, which is innocent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.last = nn.Linear(16, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(1e-6 * self.wide(1e6 * x)))
+
+
+def test_an_overflow_is_told_with_the_verb_that_finds_its_op(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gradient of the last layer was named, whose input was NaN already."""
+    monkeypatch.setattr(StepSearch, "_planned", lambda _: ())
+    monkeypatch.setattr(StepSearch, "_measure", lambda *_: None)
+    monkeypatch.setattr(StepSearch, "best", lambda self: self.fp32)
+    sampling = Sampling(moments=1, between=0, batches=1)
+    search = StepSearch(
+        target=StepTarget.of(Overflowing(), loss, batches(), [], sampling),
+        policy=Policy.parse("auto:fp16"), objective="time", max_memory=None, progress=silent,
+    )  # fmt: skip
+    search.run()
+    (note,) = search.notes
+    assert note.startswith(
+        "torch.autocast: overflow: Inf or NaN first in the gradient of last"
+    )
+    assert note.endswith("finecast.blame of a finecast.torch.TrainingStep names the op")
+
+
+@pytest.mark.filterwarnings("always::UserWarning")
+def test_a_warning_of_each_compilation_is_shown_once() -> None:
+    def tune() -> None:
+        with _told_once():
+            for text in ("tf32 is skipped", "fp8 is skipped", "tf32 is skipped"):
+                with warnings.catch_warnings():  # as around each compilation
+                    warnings.warn(text, stacklevel=1)
+
+    with pytest.warns(UserWarning, match="skipped") as shown:
+        tune()
+    assert [str(w.message) for w in shown] == ["tf32 is skipped", "fp8 is skipped"]
+    with pytest.warns(UserWarning, match="skipped") as shown:
+        tune()
+    assert len(shown) == 2
 
 
 def test_fp16_has_a_scale_of_the_loss_that_keeps_gradients_finite(

@@ -177,12 +177,6 @@ def _in_place_of(fmt: Format, engine: Engine, prepared: PreparedModel) -> str:
 
 def _refuse(fmt: Format, engine: Engine, prepared: PreparedModel) -> NoReturn:
     """Raise the error for a format that a model of this library cannot state."""
-    if _stated_by_modules(fmt) and prepared.library == _MODULES:
-        raise UsageError(
-            f"{fmt.label} is planned for modules in inference, and this is a training step",
-            where=f"--auto-cast-type {fmt.label}",
-            fix=f"use {', '.join(f.label for f in prepared.states)}",
-        )
     if _stated_by_modules(fmt):
         raise UsageError(
             f"plans in {fmt.label} are made for {engines_for(fmt)} alone",

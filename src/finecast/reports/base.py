@@ -26,9 +26,9 @@ _MOST_ROWS: Final = 100
 """Rows of a table in a notebook."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TextTable:
-    """A table of text.
+    """A table of text, which ``print`` shows in aligned columns.
 
     Attributes:
         left: Headings of the columns of words.
@@ -46,12 +46,30 @@ class TextTable:
     fold: Sequence[str] = ()
     notes: Sequence[str] = ()
 
+    def __repr__(self) -> str:
+        """Title, headings and rows in aligned columns, then the notes; nothing is cut."""
+        cells = [[one_line(cell) for cell in row] for row in (self._heads, *self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        words = len(self.left)
+        rows = (
+            [
+                cell.rjust(width) if number >= words else cell.ljust(width)
+                for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            for row in (cells if self.rows else ())
+        )
+        lines = [one_line(self.title), *("  ".join(row).rstrip() for row in rows)]
+        lines += [safe(_in_python(note)) for note in self.notes]
+        return "\n".join(lines if self.title else lines[1:])
+
+    @property
+    def _heads(self) -> tuple[str, ...]:
+        return *self.left, *self.right
+
     def html(self) -> str:
         """The table as HTML, folded away under its title."""
         shown = self.rows[:_MOST_ROWS]
-        heads = "".join(
-            f"<th>{escape(one_line(head))}</th>" for head in (*self.left, *self.right)
-        )
+        heads = "".join(f"<th>{escape(one_line(head))}</th>" for head in self._heads)
         body = "".join(
             "<tr>" + "".join(f"<td>{escape(safe(cell))}</td>" for cell in row) + "</tr>"
             for row in shown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,15 @@ from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation
 from finecast.errors import UsageError
 from finecast.measure.racing import Effort
-from finecast.naming import Option, convert_options, default_of, member_of, number_of, path_of
+from finecast.naming import (
+    Option,
+    bytes_of,
+    convert_options,
+    default_of,
+    member_of,
+    number_of,
+    path_of,
+)
 from finecast.native.model import ENGINE_OPTION, RULES_OPTION
 from finecast.planning.plan import Plan
 from finecast.plugin import absent_plugins, executors
@@ -150,33 +157,6 @@ Bytes do not scatter; a smaller gain in bytes is not worth a loss of accuracy.
 ANY_SPEEDUP: Final = 0.1
 """The least gain where fp32 exceeds a bound on size: nearly any plan that keeps it counts."""
 
-_UNITS: Final = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
-
-
-def _bytes_of(given: str | int | None) -> int | None:
-    """The bytes that ``120MB`` states, or a number of bytes.
-
-    Raises:
-        UsageError: If it is no size, or nothing fits into it.
-    """
-    if given is None:
-        return None
-    number = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", str(given))
-    unit = None if number is None else _UNITS.get(number[2].upper() or "B")
-    size = 0 if number is None or unit is None else int(float(number[1]) * unit)
-    if size < 1:
-        raise UsageError(
-            f"{given!r} is no size of a file",
-            where="--max-size",
-            fix=f"give a number of {', '.join(_UNITS)}, as 120MB",
-        )
-    return size
-
 
 @checks
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +213,7 @@ class Goal:
         " fastest is found that keeps the accuracy.",
         metavar="SIZE",
         python=((str, Integral), "a size, as 120MB, or a number of bytes"),
-        convert=_bytes_of,
+        convert=partial(bytes_of, where="--max-size"),
     ).field(None)
     max_bits: float | None = Option(
         help="The most bits that a weight may take in the mean of all weights, with its share"

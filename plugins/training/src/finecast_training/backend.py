@@ -187,6 +187,17 @@ def compiled_apart(
     return torch.compile(function, backend=backend, **how)
 
 
+def _check_formats(policy: Policy) -> None:
+    """Raise UsageError for a format in which no training step is planned."""
+    for fmt in policy.formats:
+        if fmt not in TRAINED.states:
+            raise UsageError(
+                f"training steps have no plans in {fmt.label}",
+                where="policy",
+                fix=f"use one of {', '.join(f.label for f in TRAINED.states)}",
+            )
+
+
 @checks
 class Backend:
     """A ``torch.compile`` backend: Inductor, with finecast's pass on the joint graph.
@@ -211,6 +222,7 @@ class Backend:
         kernels: bool = True,
     ) -> None:
         self.policy = Policy.of(policy)
+        _check_formats(self.policy)
         check_stated(self.policy, TorchEngine(device="CPU"), _NO_OPS)
         for name, rule in (user_rules or {}).items():
             if not callable(rule):

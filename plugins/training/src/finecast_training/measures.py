@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from scipy import stats
 
+from finecast.naming import percents
+
 Tensors = Mapping[str, torch.Tensor]
 
 # What is less than this share of the usual size has no digits to lose: the gradient of a bias
@@ -27,8 +29,12 @@ ALIKE: Final = 1.01
 # Shares and angles below this are none.
 _NONE: Final = 1e-6
 # From so many samples on a figure is worse only if that is known with this confidence.
-_FEWEST: Final = 3
+FEWEST: Final = 3
 _CONFIDENCE: Final = 0.95
+# Standard deviations by which shares of elements that became zero have to differ. That one of
+# two ways loses all of n by chance has the probability 2**-n, below 5% from n = 5 on, and the
+# standard deviation of n is sqrt(n).
+_BY_CHANCE: Final = math.sqrt(-math.log2(1 - _CONFIDENCE))
 # Elements that are compared at a time: what is computed of them stays in a processor's cache,
 # and a product in fp32 of so many, added by one thread, is exact to 1e-4.
 _BLOCK: Final = 1 << 16
@@ -63,12 +69,14 @@ class GradientDeviation:
         vanished: The share of elements that are zero and are not in fp32. There an element
             that is far below the tensor's usual size is zero but for roundings, too.
         nonfinite: The share of elements that are NaN or Inf.
+        elements: The number of elements that these shares are of.
     """
 
     error: float
     angle: float
     vanished: float
     nonfinite: float
+    elements: int = 1
 
     @classmethod
     def of(cls, got: torch.Tensor, wanted: torch.Tensor) -> GradientDeviation:
@@ -78,7 +86,13 @@ class GradientDeviation:
         if not products.is_exact(wanted.numel()):
             nonfinite = float((~got.isfinite()).double().mean())
             if nonfinite:
-                return cls(error=math.inf, angle=1.0, vanished=0.0, nonfinite=nonfinite)
+                return cls(
+                    error=math.inf,
+                    angle=1.0,
+                    vanished=0.0,
+                    nonfinite=nonfinite,
+                    elements=len(got),
+                )
             products = _Products.of(got, wanted, torch.float64)
         norm = math.sqrt(products.wanted)
         return cls(
@@ -86,6 +100,7 @@ class GradientDeviation:
             angle=products.angle,
             vanished=_vanished(got, wanted, _NO_DIGITS * norm / math.sqrt(max(len(got), 1))),
             nonfinite=0.0,
+            elements=len(got),
         )
 
 
@@ -161,6 +176,7 @@ class StepFigures:
         worst_error: The largest relative error of a parameter.
         angle: One less the cosine, of the parameter with the largest angle.
         vanished: The share of elements that became zero.
+        chance: The variance of that share: which single elements become zero is chance.
         nonfinite: The share of elements that are NaN or Inf.
         worst: The parameter of the largest error on average.
         broken: Parameters with NaN or Inf, with the largest share of them in a sample, in the
@@ -171,6 +187,7 @@ class StepFigures:
     worst_error: tuple[float, ...]
     angle: tuple[float, ...]
     vanished: tuple[float, ...]
+    chance: tuple[float, ...]
     nonfinite: tuple[float, ...]
     worst: str
     broken: Mapping[str, float]
@@ -187,6 +204,10 @@ class StepFigures:
             worst_error=tuple(max((d.error for d in of), default=0.0) for of in every),
             angle=tuple(max((d.angle for d in of), default=0.0) for of in every),
             vanished=tuple(mean(d.vanished for d in of) for of in every),
+            chance=tuple(
+                mean(d.vanished / max(d.elements, 1) for d in of) / max(len(of), 1)
+                for of in every
+            ),
             nonfinite=tuple(mean(d.nonfinite for d in of) for of in every),
             worst=max(squares, key=lambda n: squares[n], default=""),
             broken={n: share for n, share in shares.items() if share},
@@ -194,7 +215,23 @@ class StepFigures:
 
     def beyond(self, other: StepFigures) -> list[str]:
         """Names of the figures that are worse than those of ``other`` on the same samples."""
-        return [n for n in FIGURES if _is_worse(getattr(self, n), getattr(other, n))]
+        worse = [n for n in FIGURES if _is_worse(getattr(self, n), getattr(other, n))]
+        return [n for n in worse if n != "vanished" or self._loses_more(other)]
+
+    def _loses_more(self, other: StepFigures) -> bool:
+        """Whether more elements became zero than chance gives: a single one is no fault."""
+        count = len(self.vanished)
+        more = sum(self.vanished) - sum(other.vanished[:count])
+        return more > _BY_CHANCE * math.sqrt(sum(self.chance) + sum(other.chance[:count]))
+
+    def text(self, name: str, other: StepFigures) -> str:
+        """A figure with its name, and that of autocast in ``other`` on the same samples."""
+        own, most = (mean(getattr(of, name)[: len(self.error)]) for of in (self, other))
+        if name == "angle":
+            texts = [f"{math.degrees(math.acos(max(1 - x, -1))):.3g}" for x in (own, most)]
+            return f"angle ({texts[0]} degrees, autocast {texts[1]})"
+        texts = percents(own, most)
+        return f"{name.replace('_', ' ')} ({texts[0]}, autocast {texts[1]})"
 
     def to_dict(self) -> dict[str, Any]:
         """The means of the figures by name, and the worst parameter."""
@@ -214,7 +251,7 @@ def _is_worse(own: Sequence[float], other: Sequence[float]) -> bool:
     most = mean(other)
     if not mean(own) > ALIKE * most + _NONE:  # NaN is not larger
         return any(map(math.isnan, own)) and not any(map(math.isnan, other))
-    if not math.isfinite(mean(own)) or len(own) < _FEWEST:
+    if not math.isfinite(mean(own)) or len(own) < FEWEST:
         return True
     differences = np.subtract(own, other)
     spread = float(differences.std(ddof=1)) / math.sqrt(len(differences))
@@ -230,13 +267,13 @@ class Exactness:
     updates: StepFigures
 
     def beyond(self, other: Exactness) -> list[str]:
-        """What is worse than in ``other``, such as ``gradients: error``."""
+        """What is worse than in autocast's: ``gradients: error (2%, autocast 1%)``."""
         pairs = {
             "gradients": (self.gradients, other.gradients),
             "updates": (self.updates, other.updates),
         }
         return [
-            f"{what}: {name.replace('_', ' ')}"
+            f"{what}: {own.text(name, most)}"
             for what, (own, most) in pairs.items()
             for name in own.beyond(most)
         ]

@@ -19,6 +19,7 @@ from finecast.files import check_writable, read_text, write_text
 from finecast.frontends.torch import DTYPES
 from finecast.naming import member_of
 from finecast.planning import Decision
+from finecast.terminal import one_line
 from finecast_training.backend import Backend, JointGraph, Memory, compiled, compiled_apart
 from finecast_training.step import LossOf
 from finecast_training.training_rules import as_autocast
@@ -39,7 +40,7 @@ class Way(Enum):
     FP32 = "fp32"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class StepPlan:
     """A training step's formats, op by op, and what is kept between its passes.
 
@@ -61,6 +62,10 @@ class StepPlan:
     memory: Memory = Memory.AUTOCAST
     scale: float = 1.0
     states: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Its name, and what is low."""
+        return f"<StepPlan {one_line(self.name)}: {one_line(self.words)}>"
 
     @property
     def digest(self) -> str:

@@ -76,6 +76,12 @@ _LARGEST_SCALE: Final = 2.0**16
 _WRONG: Final = 2.0
 _ROUNDED: Final = 1e-4
 
+_BEGINS: Final = (
+    ". It may have begun in the forward pass: finecast.blame of a"
+    " finecast.torch.TrainingStep names the op"
+)
+"""Where an overflow begins, which gradients alone cannot tell."""
+
 Steps: TypeAlias = dict[str, Callable[[], object]]
 """Compiled steps by their plans' digests."""
 
@@ -196,7 +202,7 @@ class StepSearch:
         self.notes += stalled(self.target)
         autocasts = overflow(self.autocast.exactness.gradients)
         if autocasts:
-            self.notes.append(f"torch.autocast: {autocasts}")
+            self.notes.append(f"torch.autocast: {autocasts}{_BEGINS}")
         planned = [c for c in self._planned() if c is not None]
         passing = [c for c in planned if not self._judge(c, self.autocast.exactness)]
         self._measure(passing)

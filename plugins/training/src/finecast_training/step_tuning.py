@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypedDict, Unpack
@@ -15,7 +17,12 @@ from torch.optim import Optimizer
 from finecast import Format, Policy
 from finecast.calls import checks
 from finecast.errors import UsageError
-from finecast.naming import listed, look_up, percent
+from finecast.naming import (
+    bytes_of,
+    listed,
+    look_up,
+    percent,
+)
 from finecast.progress import Progress, reporting
 from finecast.reports import Report, TextTable
 from finecast.rules import DEFAULT_POLICY
@@ -32,6 +39,8 @@ from finecast_training.tuned_step import TunedStep
 
 OBJECTIVES: Final = {"time": "time", "memory": "memory"}
 _MB: Final = 1e6
+_SEEDS: Final = 5
+"""Seeds of a trial for which no number is stated."""
 # The shares of the time that may be spent on samples, with compiled steps that are compared on
 # them, and on plans op by op: on so many, each of which takes as long as 1.6 steps of fp32.
 _SAMPLED: Final = 0.4
@@ -179,13 +188,13 @@ class StepKeywords(TypedDict, total=False):
     """Keywords of ``tune_step``, which ``StepGoal`` explains."""
 
     objective: str
-    max_memory: int | None
+    max_memory: str | int | None
     micro_batches: int
     moments: int | None
     between: int | None
     timeout_s: float
     trial_steps: int
-    seeds: int
+    seeds: int | None
 
 
 @checks
@@ -197,46 +206,50 @@ class StepGoal:
         objective: ``time``, or ``memory``: the least peak of forward and backward pass. Then
             those states of the optimizers are held in the low format from one of their steps
             to the next through which updates stay no worse than autocast's.
-        max_memory: The most bytes that forward and backward pass may allocate, gradients
-            among them. By default those of compiled autocast, or of fp32 where that is faster.
+        max_memory: The most that forward and backward pass may allocate, gradients among them:
+            a size, as 800MB, or a number of bytes. By default the peak of compiled autocast,
+            or of fp32 where that is faster.
         micro_batches: Batches whose gradients you add up for one step of the optimizer. With
             ``memory`` as objective they are added up in bf16 if updates then stay no worse
-            than autocast's.
+            than autocast's; a trial adds up so many, too. This needs an optimizer.
         moments: At how many moments of training gradients are compared. By default 3, with two
             batches at each; one batch, then fewer moments where ``timeout_s`` is too short for
             that, or samples would take more than a quarter of the memory that is free.
         between: Steps of fp32 before each of them; by default 4, or 2 as above.
-        timeout_s: About how many seconds the search may take, without a trial: after half of
-            them no further plan is compared op by op, and none is compiled for which no time
-            is left. One plan is compiled in any case, beside fp32 and autocast. Give more
+        timeout_s: The seconds of the search, without a trial, after which nothing is begun
+            that can be left out: after half of them no further plan is compared op by op, and
+            none is compiled for which no time is left. What runs is not cut short, and
+            fp32, autocast and one plan are compiled and timed in any case, so that a short
+            time is exceeded: by three compilations, of seconds to minutes each. Give more
             where a step takes seconds: more plans are then compared, on more samples.
         trial_steps: Steps of a paired trial: from one checkpoint in fp32, under autocast and
-            as planned, on the same data. A plan that loses there is not taken.
-        seeds: Seeds of the trial.
+            as planned, on the same data. A plan that loses there is not taken. This needs an
+            optimizer.
+        seeds: Seeds of the trial; by default 5.
 
     Raises:
         UsageError: If one of them does not fit.
     """
 
     objective: str = "time"
-    max_memory: int | None = None
+    max_memory: str | int | None = None
     micro_batches: int = 1
     moments: int | None = None
     between: int | None = None
     timeout_s: float = 240.0
     trial_steps: int = 0
-    seeds: int = 5
+    seeds: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what does not fit."""
+        bytes_of(self.max_memory, where="max_memory")
         look_up(self.objective, OBJECTIVES, what="objective", where="objective")
         for name, number, least in (
             ("moments", 1 if self.moments is None else self.moments, 1),
             ("between", 0 if self.between is None else self.between, 0),
             ("micro_batches", self.micro_batches, 1),
             ("trial_steps", self.trial_steps, 0),
-            ("seeds", self.seeds, 1),
-            ("max_memory", 1 if self.max_memory is None else self.max_memory, 1),
+            ("seeds", 1 if self.seeds is None else self.seeds, 1),
         ):
             if number < least:
                 raise UsageError(
@@ -248,6 +261,32 @@ class StepGoal:
                 where="timeout_s",
                 fix="give a number above 0",
             )
+        if self.seeds is not None and not self.trial_steps:
+            raise _without_effect("seeds", "a trial", "trial_steps, as 50")
+
+    def check_used(self, optimizers: Sequence[Optimizer]) -> None:
+        """Raise UsageError for what changes nothing with these optimizers."""
+        adds_up = self.micro_batches > 1
+        for name, stated in (("trial_steps", self.trial_steps), ("micro_batches", adds_up)):
+            if stated and not optimizers:
+                raise _without_effect(
+                    name, "an optimizer", "optimizer, which updates the model"
+                )
+        if adds_up and self.objective != "memory" and not self.trial_steps:
+            raise _without_effect(
+                "micro_batches",
+                "memory as objective, or a trial",
+                'objective="memory", with which they are added up in bf16, or trial_steps',
+            )
+
+
+def _without_effect(name: str, needed: str, fix: str) -> UsageError:
+    """The error for an argument that changes nothing without another one."""
+    return UsageError(
+        f"{name} changes nothing without {needed}",
+        where=name,
+        fix=f"give {fix}, or leave {name} out",
+    )
 
 
 @checks
@@ -271,8 +310,9 @@ def tune_step(
     numbers; on several batches, at several moments of training. It is the fastest, or takes
     the least memory, of what was compiled, fp32 and autocast among it. Processes that train
     together follow one plan, which is worse on none's batches. Plans whose kernels fail are
-    left out, and named. It takes about 240 seconds at most, or ``timeout_s``: where steps are
-    slow, fewer plans are compared, on fewer samples.
+    left out, and named. After 240 seconds, or ``timeout_s``, nothing more is begun but what
+    the choice needs, as three compilations: where steps are slow, fewer plans are compared, on
+    fewer samples.
 
     Args:
         model: The module, in the mode in which it is trained.
@@ -292,11 +332,12 @@ def tune_step(
     check_callable(model, loss)
     how = Backend(policy).policy  # refuses formats that training graphs cannot state
     optimizers = optimizers_of(optimizer)
+    goal.check_used(optimizers)
     begin_s = time.monotonic()
     target = StepTarget.of(model, loss, batches, optimizers)
     if how.open_formats:
         how = replace(how, formats=(*how.formats, *formats_of(target.device)))
-    with reporting(progress, "training step") as report, target.compared():
+    with reporting(progress, "training step") as report, target.compared(), _told_once():
         report("sample", 0, 1)
         cost = target.cost()
         sampling = cost.sampling(_SAMPLED * goal.timeout_s, goal.moments, goal.between)
@@ -305,7 +346,7 @@ def tune_step(
             target=target,
             policy=how,
             objective=goal.objective,
-            max_memory=goal.max_memory,
+            max_memory=bytes_of(goal.max_memory, where="max_memory"),
             progress=report,
             begin_s=begin_s,
             timeout_s=goal.timeout_s,
@@ -331,6 +372,21 @@ def tune_step(
         objective=goal.objective,
         warnings=tuple(dict.fromkeys(search.notes)),
     )
+
+
+@contextmanager
+def _told_once() -> Generator[None]:
+    """A block in which a warning is shown once: each plan that is compiled gives the same."""
+    with warnings.catch_warnings():
+        show, texts = warnings.showwarning, set[str]()
+
+        def show_first(message: Warning | str, *where: Any, **more: Any) -> None:
+            if str(message) not in texts:
+                texts.add(str(message))
+                show(message, *where, **more)
+
+        warnings.showwarning = show_first
+        yield
 
 
 def _tried(
@@ -368,7 +424,7 @@ def _trial(
         search.target,
         calls,
         steps=goal.trial_steps,
-        seeds=goal.seeds,
+        seeds=goal.seeds or _SEEDS,
         micro_batches=goal.micro_batches,
         progress=progress,
     )

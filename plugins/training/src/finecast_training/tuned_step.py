@@ -16,8 +16,10 @@ from finecast import Plan
 from finecast.calls import checks
 from finecast.engines.torch import check_no_autocast
 from finecast.errors import UsageError
+from finecast.terminal import one_line
 from finecast_training.backend import CALL_OUTSIDE
 from finecast_training.faults import overflow, refusal
+from finecast_training.measures import FEWEST
 from finecast_training.optimizer_states import HeldStates
 from finecast_training.step import Loss, LossOf
 from finecast_training.step_plan import StepPlan, Way
@@ -31,11 +33,11 @@ from finecast_training.target import (
     same_form,
 )
 
-_KEPT: Final = 2
-"""Batches that are kept to compare plans on."""
+_KEPT: Final = FEWEST
+"""Batches that are kept to compare plans on: as many as chance can be told from."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Replanned:
     """What became of a step's plan at some point of its training.
 
@@ -50,6 +52,12 @@ class Replanned:
     before: StepPlan
     after: StepPlan
     why: str
+
+    def __repr__(self) -> str:
+        """When, which plan is followed from then on, and why."""
+        kept = "" if self.changed else " is kept"
+        plan, why = one_line(self.after.name), one_line(self.why)
+        return f"<Replanned before call {self.calls}: {plan}{kept}, as {why}>"
 
     @property
     def changed(self) -> bool:
@@ -95,6 +103,10 @@ class TunedStep:
         self._schedule: dict[int, StepPlan] = {}
         self._scheduled = False
         self._recent: deque[Batch] = deque(maxlen=_KEPT)
+
+    def __repr__(self) -> str:
+        """The plan that is followed."""
+        return f"<TunedStep by {one_line(self.plan.name)}: {one_line(self.plan.words)}>"
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """The loss of a batch; a call without gradients, as for validation, is no step.
@@ -191,7 +203,7 @@ class TunedStep:
         self._hold(none=True)  # the copy's reference is in fp32
         target = StepTarget.of(
             self.module.module, self.module.loss, same_form(self._recent), self.optimizers,
-            Sampling(moments=1, between=0),
+            Sampling(moments=1, between=0, batches=_KEPT),
         )  # fmt: skip
         self._hold()
         with target.compared():
