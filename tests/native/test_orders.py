@@ -147,7 +147,7 @@ def test_what_would_take_long_is_tried_if_it_is_asked_for(
     assert not spread.runs
     # 4096 * 64 products of each sample, in 10 orders, for the error and for the metric.
     terms = TERMS * 64 * 10 * 2 * 16
-    assert f"as {terms:.2g} additions take long; --target sm80:90%" in spread.why
+    assert f"as {terms:.2g} additions take long (--target sm80:90%" in spread.why
     assert spread.holds
     assert len(orders_of("sm80:0.5").runs) == native_orders.TRIED
 
