@@ -193,6 +193,29 @@ def test_onnx_runtime_quantizes_the_nodes_of_the_plan(net: Path, tmp_path: Path)
     assert quantized == {"first.0": True, "second": False, "third": True}
     assert exported.stated == {"int8": 2}
     assert "rounded for all that read it" in exported.notes[0]
+    readers = {name: node.op_type for node in graph.node for name in node.input}
+    assert [readers[n.output[0]] for n in products] == ["Relu", "QuantizeLinear", "Softmax"]
+
+
+def test_onnx_runtime_rounds_results_where_the_plan_does(gated: Path) -> None:
+    pytest.importorskip("onnxruntime.quantization")
+    x = np.random.default_rng(1).standard_normal((2, 16, 8, 8), np.float32)
+    np.savez(gated.with_name("x.npz"), x=x)
+
+    def told(engine: str) -> tuple[list[str], str]:
+        data = gated.with_name("x.npz")
+        plan = api.convert(
+            gated, None, "all:int8", engine=engine, data=data, verify=False
+        ).plan
+        exported = export(plan, "onnxruntime")
+        return functions(exported)["RESULTS_IN_FP32"], " ".join(exported.notes)
+
+    types, notes = told("onnxruntime")
+    assert "Conv" not in types
+    assert "results of all Conv nodes that are quantized are rounded" in notes
+    types, notes = told("openvino")
+    assert "Conv" in types
+    assert "ONNX Runtime computes such convolutions in FP32" in notes
 
 
 def test_nncf_compresses_the_weights_of_the_plan(net: Path) -> None:
