@@ -415,6 +415,7 @@ def test_core_ml_s_selector_counts_ops(program: Path) -> None:
         (dict.fromkeys(("first_0", "second", "third", "act", "end"), "bf16"), "all", [], []),
         ({"first_0": "bf16", "second": "bf16"}, "matmult", [], ["third"]),
         ({"first_0": "bf16"}, "none", ["first.0"], []),
+        ({"first_0": "bf16", "second": "bf16", "third": "mxfp4"}, "matmult", [], ["third"]),
     ],
 )
 def test_neuron_gets_the_nearest_rung(
@@ -424,6 +425,7 @@ def test_neuron_gets_the_nearest_rung(
     assert exported.text.split()[:2] == ["--auto-cast", flags]
     assert [one.node for one in exported.left_out] == left
     assert [note.partition(" ")[0] for note in exported.notes] == more
+    assert all(note.endswith("casts it to bf16") for note in exported.notes)
 
 
 def test_models_of_other_libraries_are_refused(net: Path, program: Path) -> None:
