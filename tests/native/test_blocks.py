@@ -231,6 +231,15 @@ def test_what_cannot_be_is_told(
     assert text in str(told.value)
 
 
+def test_modules_hold_no_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    torch.export.save(
+        torch.export.export(torch.nn.Linear(96, 96), (torch.zeros(2, 96),)), path
+    )
+    with pytest.raises(UsageError, match=r"PyTorch models cannot hold.*emulate, or use bf16$"):
+        api.convert(path, None, "all:mxfp4", target="sm100")
+
+
 def test_weights_that_are_not_finite_keep_fp32(tmp_path: Path) -> None:
     w = drawn(96, 96)
     w[3, 3] = np.inf
