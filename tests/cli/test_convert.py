@@ -48,6 +48,9 @@ def test_all_bf16(finecast: Finecast, net: Path, tmp_path: Path) -> None:
     for port in (*model.graph.input, *model.graph.output):
         assert port.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     assert Plan.load(plan).counts == {"bf16": 3}
+    told = finecast("apply", plan, net, "-o", tmp_path / "again.onnx").out
+    assert "casts between ops 0" in " ".join(told.split())
+    assert sum(n.op_type == "Cast" for n in model.graph.node) >= 2
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,10 @@ def net(tmp_path: Path) -> Path:
     for i in range(3):
         array = rng.standard_normal((128, 128)).astype(np.float32) / np.float32(11)
         weights.append(numpy_helper.from_array(array, f"w{i}"))
+        weights.append(numpy_helper.from_array(array[0], f"b{i}"))
         nodes.append(helper.make_node("MatMul", [name, f"w{i}"], [f"y{i}"], f"mm{i}"))
-        name = f"y{i}"
+        nodes.append(helper.make_node("Add", [f"y{i}", f"b{i}"], [f"z{i}"], f"add{i}"))
+        name = f"z{i}"
     given, result = (
         helper.make_tensor_value_info(port, TensorProto.FLOAT, ["n", 128])
         for port in ("x", name)
@@ -53,7 +55,7 @@ def test_a_bound_that_nothing_keeps(net: Path, capsys: pytest.CaptureFixture[str
     assert main(words(net, "--max-bits", "2")) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "no plan takes at most 2 bits a weight: the smallest takes" in told
-    assert "4.5 bits a weight" in told
+    assert "4.72 bits a weight" in told
     assert not net.with_name("out.onnx").exists()
 
 

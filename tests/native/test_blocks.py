@@ -45,7 +45,7 @@ net (float[n, 96] x) => (float[n, 40] y) {
 SHAPES: Final = {"w0": (96, 64), "w1": (80, 64), "b1": (80,), "w2": (80, 40)}
 ONE: Final = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[n, 96] x) => (float[n, 96] y) { [first] y = MatMul (x, w0) }"""
-EMULATED: Final = [f for f in BLOCKS if f is not Format.MXINT8 and f.result is Format.FP32]
+EMULATED: Final = [f for f in BLOCKS if f.result is Format.FP32]
 
 
 def drawn(*shape: int, seed: int = 0) -> Array:
@@ -215,7 +215,8 @@ def test_bytes_count_scales(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fmt", "target", "text"),
     [
-        ("mxint8", "sm100", "the device has no such arithmetic"),
+        ("mxint8", "sm100", "ONNX models cannot hold constants in mxint8"),
+        ("mxint8", None, "name the device with target"),
         ("nvfp4", "gfx950", "the device has no such arithmetic"),
         ("mxfp6_e2m3", "sm100", "ONNX models cannot hold constants in mxfp6_e2m3"),
         ("nvfp4", None, "name the device with target"),
@@ -228,6 +229,15 @@ def test_what_cannot_be_is_told(
     with pytest.raises(UsageError) as told:
         api.convert(net, None, f"all:{fmt}", target=target)
     assert text in str(told.value)
+
+
+def test_modules_hold_no_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "net.pt2"
+    torch.export.save(
+        torch.export.export(torch.nn.Linear(96, 96), (torch.zeros(2, 96),)), path
+    )
+    with pytest.raises(UsageError, match=r"PyTorch models cannot hold.*emulate, or use bf16$"):
+        api.convert(path, None, "all:mxfp4", target="sm100")
 
 
 def test_weights_that_are_not_finite_keep_fp32(tmp_path: Path) -> None:

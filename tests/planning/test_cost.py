@@ -94,6 +94,18 @@ def test_a_view_is_free_and_an_impossible_format_is_infinite() -> None:
     assert node_s(model, graph, Format.FP16) == math.inf
 
 
+@pytest.mark.parametrize(
+    ("fmt", "same"),
+    [(Format.MXFP4, Format.FP32), (Format.MXFP4_WEIGHTS_BF16, Format.BF16)],
+)
+def test_an_addition_beside_a_product_in_blocks_takes_the_time_of_its_result(
+    fmt: Format, same: Format
+) -> None:
+    model = RooflineCost(target=load_target("gfx950"))
+    graph = graph_of("onnx::Add", (64, 512), (64, 512), (64, 512))
+    assert node_s(model, graph, fmt) == node_s(model, graph, same) < math.inf
+
+
 def test_symbolic_dims_count_as_told_or_as_observed() -> None:
     graph = graph_of("onnx::MatMul", ("batch", 1000), (1000, 1000), ("batch", 1000))
     one = RooflineCost(target=TARGET)

@@ -193,6 +193,29 @@ def test_onnx_runtime_quantizes_the_nodes_of_the_plan(net: Path, tmp_path: Path)
     assert quantized == {"first.0": True, "second": False, "third": True}
     assert exported.stated == {"int8": 2}
     assert "rounded for all that read it" in exported.notes[0]
+    readers = {name: node.op_type for node in graph.node for name in node.input}
+    assert [readers[n.output[0]] for n in products] == ["Relu", "QuantizeLinear", "Softmax"]
+
+
+def test_onnx_runtime_rounds_results_where_the_plan_does(gated: Path) -> None:
+    pytest.importorskip("onnxruntime.quantization")
+    x = np.random.default_rng(1).standard_normal((2, 16, 8, 8), np.float32)
+    np.savez(gated.with_name("x.npz"), x=x)
+
+    def told(engine: str) -> tuple[list[str], str]:
+        data = gated.with_name("x.npz")
+        plan = api.convert(
+            gated, None, "all:int8", engine=engine, data=data, verify=False
+        ).plan
+        exported = export(plan, "onnxruntime")
+        return functions(exported)["RESULTS_IN_FP32"], " ".join(exported.notes)
+
+    types, notes = told("onnxruntime")
+    assert "Conv" not in types
+    assert "results of all Conv nodes that are quantized are rounded" in notes
+    types, notes = told("openvino")
+    assert "Conv" in types
+    assert "ONNX Runtime computes such convolutions in FP32" in notes
 
 
 def test_nncf_compresses_the_weights_of_the_plan(net: Path) -> None:
@@ -392,6 +415,7 @@ def test_core_ml_s_selector_counts_ops(program: Path) -> None:
         (dict.fromkeys(("first_0", "second", "third", "act", "end"), "bf16"), "all", [], []),
         ({"first_0": "bf16", "second": "bf16"}, "matmult", [], ["third"]),
         ({"first_0": "bf16"}, "none", ["first.0"], []),
+        ({"first_0": "bf16", "second": "bf16", "third": "mxfp4"}, "matmult", [], ["third"]),
     ],
 )
 def test_neuron_gets_the_nearest_rung(
@@ -401,6 +425,7 @@ def test_neuron_gets_the_nearest_rung(
     assert exported.text.split()[:2] == ["--auto-cast", flags]
     assert [one.node for one in exported.left_out] == left
     assert [note.partition(" ")[0] for note in exported.notes] == more
+    assert all(note.endswith("casts it to bf16") for note in exported.notes)
 
 
 def test_models_of_other_libraries_are_refused(net: Path, program: Path) -> None:

@@ -91,7 +91,7 @@ def report(result: Result, *, as_json: bool) -> None:
     table = new_table(str(result.output), ("", "value"), fold="value")
     rows = [
         ("ops", ", ".join(f"{n} {fmt}" for fmt, n in result.counts.items()) or "none"),
-        ("casts", str(result.casts)),
+        ("casts between ops", str(result.casts)),
         *(("", text) for text in result.plan.declared),
         ("size", " -> ".join(f"{b / 1e6:.2f} MB" for b in result.size_bytes)),
         *([("opset", _opset(result))] if result.plan.opset else []),

@@ -191,7 +191,7 @@ class Converted:
         plan: The format of every op, and why.
         counts: Number of ops by the format that they compute in.
         nodes: Nodes of the graph before the conversion.
-        casts: Casts in the model.
+        casts: Casts between ops: those of inputs and outputs are not among them.
         size_bytes: Bytes of the model before and after.
         seconds: How long the conversion took.
         verified: How the model was verified as it was written, or would be.

@@ -184,11 +184,12 @@ def _refuse(fmt: Format, engine: Engine, prepared: PreparedModel) -> NoReturn:
             fix=f"use {_in_place_of(fmt, engine, prepared)}PyTorch's module",
         )
     if fmt.blocks is not None:
-        there = ", ".join(f.label for f in (*BLOCKS, Format.BF16) if f in prepared.states)
+        held = [f.label for f in (*BLOCKS, Format.BF16) if f in prepared.states]
+        there = f"{'one of ' if len(held) > 1 else ''}{', '.join(held)}"
         raise UsageError(
             f"{prepared.library} models cannot hold constants in {fmt.label}",
             where=f"--auto-cast-type {fmt.label}",
-            fix=f"see what it does with finecast emulate, or use one of {there}",
+            fix=f"see what it does with finecast emulate, or use {there}",
         )
     if fmt.has_scales:
         ir = ", or of TensorFlow OpenVINO's IR (-o NAME.xml)" if fuses("openvino", fmt) else ""

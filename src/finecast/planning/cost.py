@@ -73,8 +73,16 @@ class RooflineCost:
         return self.target.stored(fmt)
 
     def node_time_s(self, graph: Graph, node: Node, fmt: Format) -> float:
-        """Seconds by the roofline; infinity if the engine has no such format."""
-        rate = self.target.engine_for(by_name(node.op).kind).rate_tflops(fmt)
+        """Seconds by the roofline; infinity if the engine has no such format.
+
+        Formats of products, such as blocks, are often none of the other engines': an addition
+        in the kernel of a product computes in the format of the product's result.
+        """
+        info = by_name(node.op)
+        engine = self.target.engine_for(info.kind)
+        if engine.computes_in(fmt) is None and not info.matmul_engine:
+            fmt = fmt.result
+        rate = engine.rate_tflops(fmt)
         if rate is None:
             return math.inf
         return self.kernel_time_s(graph, node, rate, port_formats(graph, node, fmt))

@@ -154,7 +154,7 @@ class Result(Report):
         plan: The format of every op, and why.
         counts: Number of ops by the format that they compute in; ops that another tool
             quantized are counted apart.
-        casts: Casts in the model.
+        casts: Casts between ops: those of inputs and outputs are not among them.
         seconds: How long it took.
         baseline: Measurements of the model given.
         tuned: Those of the result; of the model given where that is unchanged.
@@ -313,7 +313,7 @@ class Result(Report):
             return [*lines, *warnings, *notes(self)]
         ops = ", ".join(f"{count} {label}" for label, count in self.counts.items())
         before, after = (one.size_bytes / 1e6 for one in (self.baseline, self.tuned))
-        casts = number_of(self.casts, "cast")
+        casts = f"{number_of(self.casts, 'cast')} between ops"
         lines = [f"converted by {self.plan.policy}: {ops or 'no op in fp32'}; {casts}"]
         lines += self.plan.declared
         lines.append(f"{before:.2f} MB before, {after:.2f} MB after, in {self.seconds:.1f} s")

@@ -264,8 +264,9 @@ def _made_of(result: Result) -> str:
     trials = number_of(result.reused, "trial")
     reused = f", {trials} of the study reused" if result.reused else ""
     machine = environment()
+    casts = number_of(result.casts, "cast")
     return (
-        f"ops: {ops or 'none in fp32'}, and {number_of(result.casts, 'cast')}; search on"
+        f"ops: {ops or 'none in fp32'}, and {casts} between ops; search on"
         f" {number_of(machine.cores, 'core')} of {cpu_label(machine)}: {result.seconds:.1f}"
         f" s, {_evaluations(result)}{reused}, {number_of(result.probes, 'run')} on few samples"
     )

@@ -40,10 +40,13 @@ def export(plan: Plan) -> Exported:
     left = [
         LeftOut.of(d, f"{flags} leaves it in FP32")
         for d in plan.counted
-        if d.format is not Format.FP32 and not (planned(d) and _cast(d, scope))
+        if d.format is not Format.FP32 and not _cast(d, scope)
     ]
-    more = [d.node for d in plan.counted if d.format is Format.FP32 and _cast(d, scope)]
-    notes = [f"{name} is fp32 in the plan, and {flags} casts it" for name in more]
+    notes = [
+        f"{d.node} is {d.format.label} in the plan, and {flags} casts it to {fmt.label}"
+        for d in plan.counted
+        if _cast(d, scope) and not planned(d)
+    ]
     stated = sum(planned(d) and _cast(d, scope) for d in plan.counted)
     return Exported(
         tool=TOOL,
