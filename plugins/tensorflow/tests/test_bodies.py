@@ -283,7 +283,7 @@ def test_inspect_shows_what_is_in_bodies(
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["inspect", str(saved("lstm").path)]) == ExitCode.DONE
     said = capsys.readouterr().out
-    assert "matmul 3 " in said  # two in the body
+    assert "matmul:3" in said  # two in the body
     assert "sigmoid 3, tanh 2" in said
 
 
