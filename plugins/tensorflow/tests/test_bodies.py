@@ -284,7 +284,7 @@ def test_inspect_shows_what_is_in_bodies(
     assert main(["inspect", str(saved("lstm").path)]) == ExitCode.DONE
     said = capsys.readouterr().out
     assert "matmul:3" in said  # two in the body
-    assert "sigmoid 3, tanh 2" in said
+    assert "sigmoid:3, tanh:2" in said
 
 
 def test_a_profile_counts_all_steps_of_a_loop(saved: Callable[[str], Saved]) -> None:
