@@ -13,7 +13,7 @@ from finecast_neuron.ladder import search_per_op
 @pytest.mark.parametrize(
     ("best_s", "fastest_s", "why"),
     [
-        (2.0, 2.0, "the fastest option is within the limit"),
+        (2.0, 2.0, "no plan by op can be faster"),
         (2.0, 1.0, "no plan by op that was tried"),
         (None, 1.0, "no plan by op that was tried"),
     ],
