@@ -374,7 +374,7 @@ class Trials:
         )
         return (
             f"; {keeps} it on your data alone: on new data of the same kind expect a loss of"
-            f" {loss_text(least.loss, least.deviation)}, which more data would tell better"
+            f" {loss_text(least.loss, least.deviation)}; more data narrow that"
         )
 
     def _key(self, candidate: Candidate) -> TrialKey:
