@@ -250,8 +250,12 @@ def test_evaluations_are_counted_by_what_they_are_of(tune: Tune) -> None:
     """Those of fp32 and of the hint counted as if they were plans."""
     found = tune()
     anchor = Baseline(name="the hint", metric=1.0, passed=True, latency_s=1.0, cost=1.0)
+    given = replace(anchor, name="the model given")
     of = {
         "1 evaluation on all data (of fp32)": replace(found, evaluations=1),
+        "3 evaluations on all data (of fp32, 1 plan and the model given)": replace(
+            found, evaluations=3, baselines=(given,)
+        ),
         "4 evaluations on all data (of fp32, 2 plans and 1 precision hint)": replace(
             found, evaluations=4, baselines=(anchor,)
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,15 @@ from finecast import Format, Policy
 from finecast.engines.torch import rates
 from finecast.engines.torch.costs import KernelTimes
 from finecast.errors import UsageError
-from finecast.measure.racing import Race
 from finecast.progress import silent
-from finecast_training import products, step_search
+from finecast_training import products
 from finecast_training.backend import Backend, compiled
 from finecast_training.products import FP8, formats_of, scaled_product
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.step_search import StepSearch
 from finecast_training.step_tuning import StepResult
 from finecast_training.target import Sampling, StepTarget
+from plugins.training.tests.stated_steps import stated
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
@@ -232,20 +231,7 @@ def loss(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def _stated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled, and a step is the faster the more products are in fp8."""
-    compiles, plans = StepPlan.compile, dict[str, StepPlan]()
-
-    def op_by_op(self: StepPlan, module: Any, *, kernels: bool = True) -> Any:
-        del kernels
-        plans[self.digest] = self
-        return compiles(self, module, kernels=False)
-
-    def timed(steps: Mapping[str, Any], *, anchor: str, effort: object) -> Race:
-        del effort
-        times = {name: _seconds(plans[name]) for name in steps}
-        return Race.stated(times[anchor], times)
-
-    monkeypatch.setattr(StepPlan, "compile", op_by_op)
-    monkeypatch.setattr(step_search, "timed", timed)
+    stated(monkeypatch, _seconds)
     monkeypatch.setattr(rates, "rate", rate)
     monkeypatch.setattr(KernelTimes, "time_s", fast)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,10 +23,9 @@ from torch.nn import functional as F  # noqa: N812
 import finecast.torch as ft
 from finecast import Format, Plan, Policy
 from finecast.errors import UsageError
-from finecast.measure.racing import Race
 from finecast.planning import predicted_error
 from finecast.progress import silent
-from finecast_training import replay, step_search
+from finecast_training import replay
 from finecast_training.backend import Backend, JointGraph, compiled
 from finecast_training.measures import Exactness, GradientDeviation, StepFigures, deviations
 from finecast_training.replay import Replay
@@ -37,6 +36,7 @@ from finecast_training.step_search import StepCandidate, StepSearch
 from finecast_training.step_tuning import StepResult, _same_everywhere, _told_once
 from finecast_training.target import Sampling, StepCost, StepTarget
 from finecast_training.tuned_step import TunedStep
+from plugins.training.tests.stated_steps import stated
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"
@@ -70,26 +70,6 @@ def seconds(plan: StepPlan) -> float:
     """Stated times: a plan with less memory takes a little longer than one without."""
     of_way = {Way.FP32: 2.0, Way.AUTOCAST: 1.0, Way.PLANNED: 0.8}[plan.way]
     return of_way * (1.1 if plan.memory.value == "least" else 1.0)
-
-
-def stated(monkeypatch: pytest.MonkeyPatch, times: Callable[[StepPlan], float]) -> None:
-    """From here on steps run op by op, and take these times."""
-    compiles, plans = StepPlan.compile, dict[str, StepPlan]()
-
-    def op_by_op(self: StepPlan, module: Any, *, kernels: bool = True) -> Any:
-        del kernels
-        plans[self.digest] = self
-        return compiles(self, module, kernels=False)
-
-    def timed(steps: Mapping[str, Any], *, anchor: str, effort: object) -> Race:
-        del effort
-        for step in steps.values():
-            step()
-        named = {name: times(plans[name]) for name in steps}
-        return Race.stated(named[anchor], named)
-
-    monkeypatch.setattr(StepPlan, "compile", op_by_op)
-    monkeypatch.setattr(step_search, "timed", timed)
 
 
 @pytest.fixture(autouse=True)

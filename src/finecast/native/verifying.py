@@ -450,8 +450,7 @@ def _within_scales(graph: Graph, plan: Plan) -> dict[str, Range]:
             if value is None or not graph.values[value].is_input:
                 continue
             if isinstance(encoding, Scaled) and len(encoding.scale) == 1:
-                ends = (encoding.grid.lowest, encoding.grid.highest)
-                low, high = ((end - encoding.zero_point) * encoding.scale[0] for end in ends)
+                low, high = (float(end.item()) for end in encoding.range)
                 ranges[graph.values[value].name] = Normal(
                     mean=np.asarray((low + high) / 2),
                     deviation=np.asarray((high - low) / (2 * _DEVIATIONS)),

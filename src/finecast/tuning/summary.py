@@ -274,12 +274,14 @@ def _made_of(result: Result) -> str:
 
 def _evaluations(result: Result) -> str:
     """How often all data were evaluated, and what of: plans are not all of it."""
-    hints = len(result.baselines)
-    plans = result.evaluations - 1 - hints
+    hints = sum("hint" in one.name for one in result.baselines)
+    others = [one.name for one in result.baselines if "hint" not in one.name]
+    plans = result.evaluations - 1 - len(result.baselines)
     of = [
         result.reference,
-        *([number_of(plans, "plan")] if plans else []),
+        *([number_of(plans, "plan")] if plans > 0 else []),
         *([number_of(hints, "precision hint")] if hints else []),
+        *others,
     ]
     return f"{number_of(result.evaluations, 'evaluation')} on all data (of {enumerated(of)})"
 

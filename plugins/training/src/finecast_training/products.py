@@ -171,8 +171,8 @@ def scaled_product(
         bias = added[0].to(torch.bfloat16) if added else None
         scales = by_row, by_column.t()
         return _SCALED_MM(rows, columns.t(), *scales, bias, None, torch.bfloat16)
-    one = by_row.new_ones(())
-    sums = _SCALED_MM(rows, columns.t(), one, one, None, None, torch.float32)
+    unscaled = by_row.new_ones(())
+    sums = _SCALED_MM(rows, columns.t(), unscaled, unscaled, None, None, torch.float32)
     return _plus(sums * by_row * by_column.t(), added, alpha, beta)
 
 

@@ -238,8 +238,8 @@ class TensorFlowNative(NativeModel):
         own = self.nodes(self.graph.nodes[node].region)[self.binding.nodes[node]]
         read = self._as_read.get_operation_by_name(own.name).inputs
         with tf.Graph().as_default() as traced:
-            given = [tf.compat.v1.placeholder(x.dtype) for x in read]
-            call = tf.numpy_function(function, given, tf.float32).op.node_def
+            inputs = [tf.compat.v1.placeholder(x.dtype) for x in read]
+            call = tf.numpy_function(function, inputs, tf.float32).op.node_def
         own.op = call.op
         own.attr.clear()
         for name, value in call.attr.items():
