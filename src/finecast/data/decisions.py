@@ -37,6 +37,7 @@ from finecast.data.samples import (
 )
 from finecast.engines.base import Array
 from finecast.errors import UsageError
+from finecast.numbers.rounding import widened
 
 _GUESSING_ERRORS: Final = 2.0
 """A result within so many standard errors of that of guessing is taken for guessing."""
@@ -350,7 +351,7 @@ class NearRows(_Agreement):
 
     def agrees(self, got: Array, expected: Array, name: str) -> tuple[Array, Array | None]:
         """Where ||y - r|| is at most that share of ||r||."""
-        y, r = (array.astype(np.float64) for array in (got, expected))
+        y, r = (widened(array) for array in (got, expected))
         size = np.linalg.norm(np.where(np.isfinite(r), r, 0.0), axis=-1)
         return np.asarray(np.linalg.norm(difference(y, r), axis=-1) <= NEAR * size), None
 
@@ -390,7 +391,7 @@ class Spearman:
                 f"{given.size} labels for {len(values)} samples of output {name!r}",
                 fix="give one number per sample",
             )
-        self._values.append(values.astype(np.float64))
+        self._values.append(widened(values))
         self._labels.append(given.reshape(-1))
 
     def absorb(self, later: Spearman) -> None:
@@ -435,7 +436,7 @@ def ahead(scores: Array, classes: Indices) -> Floats:
     np.put_along_axis(wide, best, -np.inf, axis=-1)
     other = np.where(own == first, wide.max(axis=-1, keepdims=True), first)
     with np.errstate(invalid="ignore"):  # Inf less Inf is no margin
-        margins: Floats = (own.astype(np.float64) - other)[..., 0]
+        margins: Floats = (widened(own) - other)[..., 0]
     return margins
 
 

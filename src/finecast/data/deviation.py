@@ -13,6 +13,7 @@ from finecast.engines.base import Array
 from finecast.graph import Graph, Node
 from finecast.graph.structure import READS_SHAPE_ONLY
 from finecast.numbers.formats import Format
+from finecast.numbers.rounding import widened
 from finecast.numbers.thresholds import ENGINE_FACTOR, LIMIT
 from finecast.ops import OpKind, by_name
 from finecast.planning.free_rows import holds_floats
@@ -149,7 +150,7 @@ def _counted(got: Array, wanted: Array) -> Deviation:
 
 
 def _deviation(got: Array, wanted: Array) -> Deviation:
-    y, r = got.astype(np.float64), wanted.astype(np.float64)
+    y, r = widened(got), widened(wanted)
     finite = np.isfinite(r)
     y, r = y[finite], r[finite]
     if not np.isfinite(y).all():

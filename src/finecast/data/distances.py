@@ -30,6 +30,7 @@ from finecast.data.samples import (
 )
 from finecast.engines.base import Array
 from finecast.errors import UsageError
+from finecast.numbers.rounding import widened
 from finecast.planning.sensitivity import is_float
 
 
@@ -54,7 +55,7 @@ class MeanError(MeanMetric):
         wanted = numbers(labels, self._name)
         if wanted.size != got.size:
             raise misfit(wanted, got, got.shape, name)
-        error = got.astype(np.float64) - wanted.reshape(got.shape)
+        error = widened(got) - wanted.reshape(got.shape)
         return np.stack([by_sample(self._of(error)), by_sample(np.ones_like(error))], axis=-1)
 
     def doubts(self) -> tuple[str, ...]:
@@ -187,7 +188,7 @@ def _logits(scores: Array, output: str, metric: str) -> Floats:
     Raises:
         UsageError: If they are chances already.
     """
-    wide = scores.astype(np.float64)
+    wide = widened(scores)
     if wide.size and (wide >= 0).all() and np.allclose(wide.sum(axis=-1), 1, atol=1e-4):
         raise UsageError(
             f"{metric} needs logits, output {output!r} is probabilities",
@@ -338,4 +339,4 @@ def pair(
             f"{list(expected.shape)}",
             fix="use --metric agreement, or --eval with a metric of your own",
         )
-    return got.astype(np.float64), expected.astype(np.float64)
+    return widened(got), widened(expected)

@@ -26,6 +26,7 @@ from finecast.data.decisions import ahead
 from finecast.data.metrics import Score
 from finecast.data.samples import Indices
 from finecast.engines.base import Array
+from finecast.numbers.rounding import widened
 from finecast.planning.sensitivity import is_float
 
 # More decisions than these are not asked for.
@@ -150,7 +151,7 @@ class _Asked:
 
     def __post_init__(self) -> None:
         """Find the two best classes of each decision, int64[2, n], the best one first."""
-        wide = self.rows.astype(np.float64)
+        wide = widened(self.rows)
         best = wide.argmax(axis=-1)
         np.put_along_axis(wide, best[:, None], -np.inf, axis=-1)
         self._two = np.stack([best, wide.argmax(axis=-1)])

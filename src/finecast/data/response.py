@@ -15,6 +15,7 @@ import numpy as np
 from finecast.data.deviation import deviation
 from finecast.engines.base import Array, Feeds, calls_of, each_call
 from finecast.naming import left_out
+from finecast.numbers.rounding import widened
 from finecast.numbers.thresholds import NOTICED
 
 _SPREAD: Final = 0.5
@@ -84,9 +85,7 @@ def nan_outputs(outputs: Mapping[str, Array], where: str) -> tuple[str, ...]:
 
     What a conversion has there cannot be wrong.
     """
-    floats = {
-        n: a.astype(np.float64) for n, a in outputs.items() if a.dtype.kind not in "biuOSU"
-    }
+    floats = {n: widened(a) for n, a in outputs.items() if a.dtype.kind not in "biuOSU"}
     counts = {name: int(np.isnan(array).sum()) for name, array in floats.items()}
     return tuple(
         f"the fp32 model gives NaN on {where}: output {name!r} has {count} in"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from finecast.engines.base import Array
 from finecast.errors import UsageError
+from finecast.numbers.rounding import widened
 
 Outputs = Mapping[str, Array]
 Labels = Array | None
@@ -308,5 +309,5 @@ def mean_samples(values: Floats) -> SummedSamples:
 
 def by_sample(array: Array) -> Floats:
     """The sum over all axes but the first; a number is one sample. Shape [samples]."""
-    wide = array.astype(np.float64)
+    wide = widened(array)
     return wide.sum(axis=tuple(range(1, wide.ndim))) if wide.ndim else wide[None]

@@ -27,6 +27,7 @@ from finecast.engines.base import (
 )
 from finecast.engines.exact import CachedSession
 from finecast.errors import EngineError, UsageError
+from finecast.numbers.rounding import widened
 from finecast.planning.sensitivity import is_float
 
 CalibrationFunction = Callable[[], Iterable[Feeds]]
@@ -354,7 +355,7 @@ def nonfinite_data(workload: Workload) -> str:
         for call in calls_of(feeds):
             for name, array in call.items():
                 if is_float(array):
-                    values = array.astype(np.float64, copy=False)
+                    values = widened(array)
                     array_counts = (
                         np.isnan(values).sum(),
                         np.isinf(values).sum(),

@@ -37,6 +37,7 @@ from finecast.graph import Graph, Node
 from finecast.native.judged_outputs import JudgedOutput
 from finecast.native.source import EngineBuilt, Source
 from finecast.numbers.formats import Format
+from finecast.numbers.rounding import widened
 from finecast.numbers.thresholds import LIMIT, excused
 from finecast.ops import by_name
 from finecast.planning.free_rows import free_outputs, matched
@@ -420,7 +421,7 @@ def _untold(case: Case, bounds: Expected, got: Outputs, wanted: Outputs) -> tupl
 
 
 def _all_nan(array: Array) -> bool:
-    return array.dtype.kind not in "biuOSU" and bool(np.isnan(array.astype(np.float64)).all())
+    return array.dtype.kind not in "biuOSU" and bool(np.isnan(widened(array)).all())
 
 
 def _outputs_on(case: Case, feeds: Feeds) -> Outputs | None:

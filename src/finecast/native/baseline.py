@@ -26,6 +26,7 @@ from finecast.naming import left_out
 from finecast.native.acceptance import FirstWrong, Outputs, nudged
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
+from finecast.numbers.rounding import widened
 from finecast.numbers.thresholds import APPROXIMATED, ENGINE_FACTOR, LIMIT
 from finecast.planning.free_rows import free_outputs, matched
 from finecast.plugin import title_of
@@ -183,5 +184,5 @@ def _first_op(
 
 def _largest(array: Array) -> float:
     """The largest magnitude of its finite numbers."""
-    numbers = array.astype(np.float64, copy=False)
+    numbers = widened(array)
     return float(np.abs(numbers[np.isfinite(numbers)]).max(initial=0.0))

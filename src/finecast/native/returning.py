@@ -35,6 +35,7 @@ from finecast.native.observing import SHOWN_BYTES, observe, unseen
 from finecast.native.scales import StoredRange, WrongScale, stored_range, wrong_scale
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
+from finecast.numbers.rounding import widened
 from finecast.numbers.thresholds import LIMIT
 from finecast.ops import OpKind, by_name
 from finecast.ops.bodies import nodes_within, owner_of
@@ -358,7 +359,7 @@ _RIGHT: Final = 0.1
 def _compared(name: str, right: Array, own: Array, low: Array, check: Check | None) -> Seen:
     """What a value shows: right in the fp32 model, ``own`` by the fp32 op on low inputs."""
     finite = np.isfinite(own)
-    spoiled = ~np.isfinite(low.astype(np.float64)) & np.isfinite(right)
+    spoiled = ~np.isfinite(widened(low)) & np.isfinite(right)
     return Seen(
         own=_error(low, own),
         total=_error(low, right),
@@ -374,7 +375,7 @@ def _error(got: Array, wanted: Array) -> float:
     A mask of -3.4e38 that is added to scores hides all errors of the scores.
     """
     whole = deviation(got, wanted).relative
-    magnitude = np.abs(wanted.astype(np.float64))
+    magnitude = np.abs(widened(wanted))
     usual = np.median(magnitude[magnitude > 0]) if (magnitude > 0).any() else 0.0
     rest = magnitude <= _HUGE * usual
     if rest.all() or not rest.any():

@@ -41,6 +41,7 @@ from finecast.native.profiles import (
     measured_cost,
 )
 from finecast.numbers.formats import Format
+from finecast.numbers.rounding import widened
 from finecast.planning.cost import CostModel
 from finecast.planning.planner import Planner
 from finecast.planning.points import (
@@ -337,5 +338,5 @@ def _moved(reference: Array, output: Array, exact: Array) -> Array:
     if reference.dtype.kind != "f" or not reference.shape == output.shape == exact.shape:
         return output
     with np.errstate(invalid="ignore"):  # Inf - Inf
-        moved = output.astype(np.float64) - exact.astype(np.float64)
-        return reference.astype(np.float64) + moved
+        moved = widened(output) - widened(exact)
+        return widened(reference) + moved

@@ -14,6 +14,16 @@ if TYPE_CHECKING:  # formats.py imports this module
 _FP32_FRACTION: Final = np.finfo(np.float32).nmant
 
 
+def widened(array: NDArray[np.generic]) -> NDArray[np.float64]:
+    """A copy of ``array`` in float64, in which signalling NaNs are quiet ones.
+
+    An engine that leaves memory unwritten may give signalling NaNs. A cast by numpy alone
+    warns of them, before anything can tell which value has them.
+    """
+    with np.errstate(invalid="ignore"):
+        return array.astype(np.float64)
+
+
 def round_to(x: NDArray[np.float32], fmt: Format) -> NDArray[np.float32]:
     """Round to nearest even into ``fmt`` and return as float32.
 

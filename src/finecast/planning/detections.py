@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from finecast.graph import Graph, Value
 from finecast.graph.structure import turned_axes
+from finecast.numbers.rounding import widened
 from finecast.planning.slices import BOUNDED, LEAST, WHOLE, Slice, groups_along, slices_of
 
 _Array = NDArray[np.generic]
@@ -262,9 +263,9 @@ def _units(rows: _Rows) -> list[tuple[int, ...]]:
 
 def whole_columns(rows: _Array) -> list[int]:
     """The columns that hold whole numbers in every row."""
-    first = rows[:64].astype(np.float64)
+    first = widened(rows[:64])
     some = np.flatnonzero((first == np.rint(first)).all(axis=0))
-    numbers = rows[:, some].astype(np.float64)
+    numbers = widened(rows[:, some])
     whole = (np.isfinite(numbers) & (numbers == np.rint(numbers))).all(axis=0)
     return [int(column) for column in some[whole]]
 
@@ -293,7 +294,7 @@ def are_boxes(rows: _Array) -> bool:
 
     The second corner is beyond the first one, and a box is within the image, in every row.
     """
-    numbers = rows.astype(np.float64)
+    numbers = widened(rows)
     numbers = numbers[np.isfinite(numbers).all(axis=1) & (numbers != 0).any(axis=1)]
     if len(numbers) < LEAST or np.mean(numbers < 0) > _NEGATIVE:
         return False
@@ -363,7 +364,7 @@ def _sampled(wanted: _Array, axis: int) -> _Rows:
     most = min(_MOST_ROWS, _MOST_NUMBERS // max(wanted.shape[axis], 1))
     if count > most:  # drawn: every k-th may be a place of one kind, as an anchor
         places = np.sort(np.random.default_rng(0).integers(0, count, most))
-    rows = moved[np.unravel_index(places, moved.shape[:-1])].astype(np.float64)
+    rows = widened(moved[np.unravel_index(places, moved.shape[:-1])])
     return np.where(np.isfinite(rows), rows, 0.0)
 
 

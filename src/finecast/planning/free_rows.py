@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from finecast.graph import Graph, Node, Value
 from finecast.graph.structure import READS_SHAPE_ONLY
+from finecast.numbers.rounding import widened
 from finecast.planning.detections import class_columns
 
 _Array = NDArray[np.generic]
@@ -268,7 +269,7 @@ def _partners(first: Sequence[_Array], second: Sequence[_Array]) -> tuple[_Indic
     both = [np.concatenate(pair) for pair in zip(first, second, strict=True)]
     exact = [a for a in both if not is_float(a)]
     floats: list[_Array] = [np.zeros((len(both[0]), 0))]
-    for array in (a.astype(np.float64) for a in both if is_float(a)):
+    for array in (widened(a) for a in both if is_float(a)):
         classes = class_columns(array[count:], array[:count])
         exact.append(array[:, classes])
         floats.append(np.delete(array, classes, axis=1))

@@ -21,6 +21,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from finecast.numbers.rounding import widened
 from finecast.planning.free_rows import FreeOutput, is_float, matched
 from finecast.planning.points import RoundingPoints
 from finecast.planning.slices import WHOLE, Slice, slices_of
@@ -121,7 +122,7 @@ def squared_errors(
             errors[number, WHOLE] = float(np.mean(got != wanted)) ** 2
             continue
         for part in slices.get(number, (WHOLE,)):
-            y, r = (part.of(array).astype(np.float64) for array in (got, wanted))
+            y, r = (widened(part.of(array)) for array in (got, wanted))
             ok = np.isfinite(r)
             norm = float(np.sum(r[ok] ** 2))
             finite = np.isfinite(y[ok]).all()
@@ -191,7 +192,7 @@ def _shared_power(x: _Array, y: _Array) -> float:
 
 def _power(array: _Array) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.sum(np.square(array.astype(np.float64))))
+        return float(np.sum(np.square(widened(array))))
 
 
 # Runs the model with the given rounding points switched on, and returns its outputs.
