@@ -14,7 +14,7 @@ from finecast.graph import Graph
 from finecast.numbers.formats import Format
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Roundings, predicted_error
-from finecast.planning.proposing import frontier_of, near, within
+from finecast.planning.proposing import frontier_of, near, near_alone, within
 from finecast.planning.sensitivity import Saturation
 from finecast.planning.units import make_units
 from finecast.rules import Permission
@@ -125,6 +125,27 @@ def test_after_a_miss_plans_have_shares_of_the_error_that_is_allowed() -> None:
     found = near(planner, analysis, 5.5)
     assert [p.error for p in found] == [5.0, 4.0, 3.0, 2.0]
     assert [list(p.plan.formats.values()).count(BF16) for p in found] == [5, 4, 3, 2]
+
+
+def test_plans_of_one_low_format_each_keep_the_error_that_is_allowed() -> None:
+    """Half of the units are faster in either format, so that the frontier mixes them."""
+    planner, analysis = problem([4.0, 1.0] * 3, [1.0] * COUNT, 0.1)
+    assert near_alone(planner, analysis, 4.5, (1.0,)) == []  # there is no other low format
+    analysis = replace(
+        analysis,
+        times={**analysis.times, FP16: 9.0 - np.array([1.0, 4.0] * 3)},
+        rounded=dict.fromkeys((BF16, FP16), analysis.rounded[BF16]),
+    )
+    allowed = {
+        i: Permission(formats=frozenset({*analysis.times}), reasons=()) for i in range(COUNT)
+    }
+    planner = replace(planner, policy=Policy.parse("auto:bf16,fp16"), permissions=allowed)
+    mixed = near(planner, analysis, 4.5, (1.0,))
+    assert {BF16, FP16} <= {fmt for p in mixed for fmt in p.plan.formats.values()}
+    alone = near_alone(planner, analysis, 4.5, (1.0,))
+    assert [{*p.plan.formats.values()} - {FP32} for p in alone] == [{BF16}, {FP16}]
+    assert [p.name.rpartition(", ")[2] for p in alone] == ["bf16 alone", "fp16 alone"]
+    assert all(p.error <= 4.5 for p in alone)
 
 
 @pytest.mark.long

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 
@@ -155,6 +155,11 @@ class Analysis:
     limit: WeightLimit | None = None
     stored: Widened = as_it_is
     node_time: NodeTime | None = None
+
+    def only(self, fmt: Format) -> Analysis:
+        """The same without other low formats than ``fmt``."""
+        times = {Format.FP32: self.times[Format.FP32], fmt: self.times[fmt]}
+        return replace(self, times=times, rounded={fmt: self.rounded[fmt]})
 
     def together(self, errors: Iterable[float]) -> float:
         """The squared error of roundings to each low format, whose single errors have sums.

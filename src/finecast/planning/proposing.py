@@ -152,6 +152,25 @@ def near(
     return list(proposals.values())
 
 
+def near_alone(
+    planner: Planner, analysis: Analysis, error: float, shares: Sequence[float]
+) -> list[Proposal]:
+    """As ``near``, of plans with one low format each; none where there is no other one.
+
+    What casts between several formats take is predicted worst.
+    """
+    if len(analysis.rounded) < 2:
+        return []
+    ids = {node.name: node.id for node in planner.graph.nodes}
+    proposals: list[Proposal] = []
+    for fmt in analysis.rounded:
+        for one in near(planner, analysis.only(fmt), error, shares):
+            formats = {ids[name]: own for name, own in one.plan.formats.items()}
+            name = f"{one.name}, {fmt.label} alone"
+            proposals.append(stated(planner, analysis, formats, name))
+    return proposals
+
+
 def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
     """The plans in which every op that may be low is, whatever costs are predicted.
 

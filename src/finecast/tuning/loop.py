@@ -23,7 +23,7 @@ from finecast.data.metrics import Score
 from finecast.measure.timing import now_s
 from finecast.naming import number_of
 from finecast.planning.problem import Analysis, Proposal
-from finecast.planning.proposing import near, sharpened, stated
+from finecast.planning.proposing import near, near_alone, sharpened, stated
 from finecast.progress import Detail
 from finecast.tuning.belief import Belief, Estimate
 from finecast.tuning.findings import SearchStep
@@ -393,7 +393,8 @@ class Loop:
         errors = self.belief.allowed(_CHANCES)
         shares = [math.sqrt(error / errors[-1]) for error in errors]
         planner, analysis = self.belief.planner, self.belief.analysis
-        self.add(near(planner, analysis, errors[-1], shares[::-1]))
+        for proposing in (near, near_alone):
+            self.add(proposing(planner, analysis, errors[-1], shares[::-1]))
 
 
 def _form(name: str, plans: Collection[str]) -> str:
