@@ -89,7 +89,7 @@ def case(seed: int, *, reverse: bool = False) -> Case:
 
 
 def device(net: JudgeNet) -> Emulation:
-    """The made-up device of a net, whose memory takes no time."""
+    """The made-up device of a net: its memory takes no time, its order of sums is known."""
     rates = {"matmul": PRODUCT_TFLOPS, "vector": VECTOR_TFLOPS}
     engines = "\n".join(
         f'[engines.{role}]\naccumulates_in = "fp32"\nflushes_subnormals = []\n'
@@ -113,7 +113,9 @@ by = ["byte_move"]
 infinity_in_transposes = false
 fp8_conversions = false
 """
-    return Emulation(target=parse_target(text, file="judge.toml"), format=Format.FP16)
+    return Emulation(
+        target=parse_target(text, file="judge.toml"), format=Format.FP16, share=0.0
+    )
 
 
 def by_finecast(one: Case) -> int:

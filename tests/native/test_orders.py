@@ -278,9 +278,17 @@ def test_a_share_is_read_with_the_device() -> None:
     ("kept", "share", "holds"),
     [(9, 0.9, True), (8, 0.9, False), (10, 1, True), (9, 1, False), (1, 0.1, True)],
 )
-def test_a_share_of_orders(kept: int, share: float, holds: bool) -> None:
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_share_of_orders(kept: int, share: float, holds: bool, *, higher: bool) -> None:
+    """One metric decides: it keeps the limit of 0 if and only if enough orders do."""
+    sign = 1 if higher else -1
     runs = (
-        InOrder(order=order, metric=1, error=0, keeps=number < kept)
+        InOrder(order=order, metric=sign * (kept - number - 0.5), error=0, keeps=number < kept)
         for number, order in enumerate(orders(10, blocked=False))
     )
-    assert OrderSpread(runs=tuple(runs), share=share).holds == holds
+    spread = OrderSpread(runs=tuple(runs), share=share)
+    assert spread.holds == holds
+    deciding = spread.deciding(higher_is_better=higher)
+    assert deciding is not None
+    assert (sign * deciding >= 0) == holds
+    assert OrderSpread(share=share).deciding(higher_is_better=higher) is None

@@ -103,7 +103,7 @@ def test_plans_whose_errors_cancel_are_found_though_they_are_predicted_to_miss()
 
 
 def test_of_all_plans_of_a_small_net_one_within_two_percent_of_the_best_is_chosen() -> None:
-    for seed in (14, 27):  # ten ops each
+    for seed in (14, 23, 27):  # ten ops each
         one = case(seed)
         gap = one.gap(by_finecast(one))
         assert gap is not None

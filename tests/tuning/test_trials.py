@@ -13,6 +13,8 @@ import pytest
 from finecast.data.criterion import Criterion, CriterionKind
 from finecast.data.metrics import Score
 from finecast.measure.study import Study
+from finecast.native.orders import InOrder, OrderSpread
+from finecast.numbers.summation import orders
 from finecast.planning.plan import Plan
 from finecast.progress import silent
 from finecast.tuning.executor import LostTrialError
@@ -101,6 +103,21 @@ def test_the_error_that_is_allowed_lies_where_the_metric_meets_the_target(
     candidates = [candidate(name, 1.0, float(name) ** 2) for name in metrics]
     found = trials(metrics, candidates).allowed_error()
     assert found == (None if allowed is None else pytest.approx(allowed**2))
+
+
+def test_the_error_that_is_allowed_is_that_of_enough_orders_of_summation() -> None:
+    """In this machine's order a plan loses .08 of .1; in two of ten .2."""
+    runs = [
+        InOrder(order=order, metric=0.92 if number < 8 else 0.8, error=0.0, keeps=number < 8)
+        for number, order in enumerate(orders(10, blocked=False))
+    ]
+    plan = candidate("2", 1.0, 4.0)
+    made = trials({}, [])
+    made.spread_of = lambda *_: OrderSpread(runs=tuple(runs))
+    assert not made.passes(plan, lambda _: 0.92)
+    assert made.deciding(plan.plan.digest) == 0.8
+    assert made.metric(plan.plan) == 0.92
+    assert made.allowed_error() == pytest.approx(1.0)  # half of the error loses half as much
 
 
 @pytest.mark.parametrize("higher", [True, False])

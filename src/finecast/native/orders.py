@@ -80,6 +80,12 @@ class OrderSpread:
         """Whether at least the share asked for keeps the criterion; True if none was tried."""
         return not self.runs or self.kept >= math.ceil(self.share * len(self.runs) - 1e-9)
 
+    def deciding(self, *, higher_is_better: bool) -> float | None:
+        """The worst metric of as many orders as have to keep it; None if none was tried."""
+        ranked = sorted((run.metric for run in self.runs), reverse=higher_is_better)
+        count = math.ceil(self.share * len(self.runs) - 1e-9)
+        return ranked[count - 1] if count else None
+
     def text(self, metric: str, figure: str, *, judged: bool) -> str:
         """The same in words, with the names of the metric and of the error."""
         if not self.runs:

@@ -54,6 +54,8 @@ class Loop:
         belief: What is believed of plans.
         least_gain: The ratio by which a plan has to be faster than the best one. Of two plans
             within it the more accurate one is measured.
+        probe: Proposes plans by runs that measure errors, after each evaluation; None where
+            such a run takes as much as an evaluation.
         proposers: What else may propose plans, in the order in which they are asked.
         start: A plan that is tried first; None for none.
         sharpen: Measures the errors of single ops, and gives what is predicted by these, and
@@ -67,6 +69,7 @@ class Loop:
     models: PlanModels
     belief: Belief
     least_gain: float
+    probe: Proposer | None = None
     proposers: Sequence[Proposer] = ()
     start: Proposal | None = None
     sharpen: Callable[[], tuple[Analysis, Sequence[Proposal]]] | None = None
@@ -113,9 +116,13 @@ class Loop:
 
     def _ask_next(self) -> None:
         """Let the next proposer propose plans."""
-        start, known = now_s(), len(self.pool)
         self._asked += 1
-        self.add(self.proposers[self._asked - 1](self))
+        self._ask(self.proposers[self._asked - 1])
+
+    def _ask(self, proposer: Proposer) -> None:
+        """Let a proposer propose plans."""
+        start, known = now_s(), len(self.pool)
+        self.add(proposer(self))
         if more := len(self.pool) - known:
             result = number_of(more, "plan")
             self._note(SearchStep(what="more plans", seconds=now_s() - start, result=result))
@@ -367,11 +374,15 @@ class Loop:
         margins = (
             next(iter(metric.margins.values()), None) if isinstance(metric, Score) else None
         )
-        self.belief.tried(candidate.proposal, *trials.log_loss(metric), margins)
+        self.belief.tried(
+            candidate.proposal, *trials.log_loss(trials.deciding(digest)), margins
+        )
         kept = [c for c in models.candidates if trials.has_passed(c)]
         models.keep(*undecided(models.candidates), *kept)
         self._asked = 0
         self._propose_near()
+        if self.probe is not None and self._may_go_on():
+            self._ask(self.probe)
         return f"{metric:.6g}, {'passes' if passed else 'misses'}"
 
     def _take_costs(self) -> None:

@@ -156,10 +156,10 @@ class Probed:
         if not allowed or self.searches == SEARCHES:
             return []
         loop.models.progress("probing plans", self.searches, SEARCHES)
-        self.searches += 1
         better = self.probing.fastest(allowed, known.values(), loop.limit)
         if better is None:
             return []
+        self.searches += 1
         probed = error(better.plan)
         loop.belief.tried(
             better, loop.belief.order * math.log(probed / allowed) / 2, LEAST_OFF

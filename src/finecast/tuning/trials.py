@@ -150,21 +150,23 @@ class Trials:
         and the largest below it that passed, or no error at all; an SNR in dB as the error
         that it states. None where nothing failed, or the metric does not tell the two apart.
         """
-        tried = {
-            math.sqrt(error): self.tried[digest]
+        known = {
+            math.sqrt(error): digest
             for digest, error in (self.errors if errors is None else errors).items()
             if digest in self.tried and math.isfinite(error)
         }
-        missed = min((e for e, t in tried.items() if not t.passed), default=None)
+        tried = {error: self.deciding(digest) for error, digest in known.items()}
+        passed = {error: self.tried[digest].passed for error, digest in known.items()}
+        missed = min((e for e, kept in passed.items() if not kept), default=None)
         linear = _relative if self.baseline == math.inf else float
         baseline = self._guiding(self.baseline)
         best = linear(baseline)
         if missed is None or not math.isfinite(best):
             return None
-        kept = max((e for e, t in tried.items() if t.passed and e < missed), default=0.0)
+        kept = max((e for e, keeps in passed.items() if keeps and e < missed), default=0.0)
         if kept:
-            best = linear(self._guiding(tried[kept].metric))
-        lost = best - linear(self._guiding(tried[missed].metric))
+            best = linear(self._guiding(tried[kept]))
+        lost = best - linear(self._guiding(tried[missed]))
         if not lost or not math.isfinite(lost):
             return None
         share = (best - linear(self._criterion.target(baseline))) / lost
@@ -334,6 +336,16 @@ class Trials:
     def metric(self, plan: Plan) -> float:
         """The metric of a plan that was tried."""
         return self.tried[plan.digest].metric
+
+    def deciding(self, digest: str) -> float:
+        """The metric by which a plan that was tried passed or missed.
+
+        Over orders of summation that is the worst of as many as have to keep the criterion.
+        """
+        metric, spread = self.tried[digest].metric, self.spreads.get(digest)
+        better = self._criterion.higher_is_better
+        over = None if spread is None else spread.deciding(higher_is_better=better)
+        return metric if over is None else over
 
     def none_passes(self, proposed: int) -> str:
         """Text: why none of ``proposed`` plans was found to pass."""

@@ -450,8 +450,6 @@ class _Tuning:
             belief.reference, belief.loss = self.started.error, _STARTED
             belief.loss_off = ROUGHLY
         proposers: list[Proposer] = [more_steps]
-        if subject.target:
-            proposers.append(Probed())
         proposers.append(partial(corrected, self.corrections))
         proposers.append(partial(over_hint, subject, self.hints, self.corrections))
         proposers.append(single_changes)
@@ -459,6 +457,7 @@ class _Tuning:
             models=models,
             belief=belief,
             least_gain=MODELLED_GAIN if subject.target else SAME_TIME,
+            probe=Probed() if subject.target else None,
             proposers=proposers,
             start=self.started if self.started and self.started.plan.lowers else None,
             sharpen=self._sharpened if self.is_prior else None,
