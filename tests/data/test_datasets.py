@@ -138,6 +138,17 @@ def test_labels_by_name(tmp_path: Path) -> None:
         load_npz(file, [SPEC], labels="z")
 
 
+def test_labels_have_one_of_two_usual_names() -> None:
+    inputs = (TensorSpec(name="x", dtype="fp32", shape=("n", 2)),)
+    x, y = np.ones((3, 2), np.float32), np.arange(3)
+    for name in ("label", "labels"):
+        labels = data_set({"x": x, name: y}, inputs).labels
+        assert labels is not None
+        assert labels.tolist() == [0, 1, 2]
+    own = (*inputs, TensorSpec(name="labels", dtype="int64", shape=("n",)))
+    assert data_set({"x": x, "labels": y}, own).labels is None  # an input is none
+
+
 def test_folders_and_other_files_are_told_how_to_be_given(tmp_path: Path) -> None:
     """Folders of .npy files and tables: the advice was to check the path."""
     np.save(tmp_path / "x.npy", X)

@@ -34,9 +34,10 @@ from finecast.engines.base import (
 from finecast.errors import UsageError
 from finecast.naming import close_names, unknown_name
 
-__all__ = ["DEFAULT_LABELS", "Batch", "Dataset", "data_set", "open_npz"]
+__all__ = ["LABELS", "Batch", "Dataset", "data_set", "open_npz"]
 
-DEFAULT_LABELS = "label"
+LABELS: Final = ("label", "labels")
+"""What the labels are called where nobody says it."""
 _FLOATS = frozenset({"fp64", "fp32", "fp16", "bf16"})
 
 
@@ -184,7 +185,7 @@ def data_set(
             batch in the model. Of an input of wholly fixed shape one array may serve all
             samples.
         inputs: The model's inputs.
-        labels: The name of the labels' array; by default ``label``, if there is one.
+        labels: The name of the labels' array; by default one of ``LABELS``, if there is one.
         sample_axes: By input's name, sample axes that differ from the model's batch axis;
             None for an input that all samples share.
         beside: The name of an array that is neither an input nor the labels.
@@ -194,8 +195,9 @@ def data_set(
     Raises:
         UsageError: If they do not fit; names the array, what it is and what was expected.
     """
-    target = labels if labels is not None else DEFAULT_LABELS
     names = [spec.name for spec in inputs]
+    usual = (name for name in LABELS if name in arrays and name not in names)
+    target = labels if labels is not None else next(usual, LABELS[0])
     read = {n: a for n, a in arrays.items() if n != beside or n in (*names, target)}
     _check_names(read, names, target, named=labels is not None, advice=advice, where=where)
     axes = _sample_axes(inputs, arrays)

@@ -14,12 +14,11 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from finecast.data.datasets import Batch, as_input, check_array, repeated
+from finecast.data.datasets import LABELS, Batch, as_input, check_array, repeated
 from finecast.engines.base import Array, TensorSpec, fits, in_native_order, shape_text
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 
-_LABELS: Final = ("label", "labels")
 _WHERE: Final = "a batch of the data"
 
 
@@ -84,7 +83,7 @@ class Stream:
         if not isinstance(inputs, Mapping):
             inputs = dict(zip(names, inputs, strict=True))
         arrays = dict(cast("Mapping[str, Any]", inputs))
-        for name in (self.label_name,) if self.label_name else _LABELS:
+        for name in (self.label_name,) if self.label_name else LABELS:
             if labels is None and name in arrays and name not in names:
                 labels = arrays.pop(name)
         for name in arrays:

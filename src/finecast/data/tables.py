@@ -19,12 +19,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from finecast.data.datasets import ONE_FILE
+from finecast.data.datasets import LABELS, ONE_FILE
 from finecast.data.streams import to_array
 from finecast.engines.base import DTYPES, Array, TensorSpec, shape_text
 from finecast.errors import UsageError
 
-LABELS: Final = ("label", "labels")
 _SEPARATORS: Final[Mapping[str, str]] = {".csv": ",", ".tsv": "\t"}
 _IMAGES: Final = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _CHANNELS: Final[Mapping[int, str]] = {1: "L", 3: "RGB"}
