@@ -63,6 +63,20 @@ def test_constants_are_points_of_the_units_that_read_them() -> None:
     }
 
 
+def test_the_number_that_a_pad_pads_by_is_no_point() -> None:
+    """OpenVINO pads by another number where a switch computes it."""
+    graph = from_text(
+        "input %0 x fp32[4]\n"
+        "constant %1 w fp32[4] size=4 largest=1.0 smallest_nonzero=0.1\n"
+        "constant %2 number fp32 size=1 largest=0.1 smallest_nonzero=0.1\n"
+        "node mul mul onnx::Mul fp32 (%0, %1) -> (%3 a fp32[4])\n"
+        "node pad pad onnx::Pad fp32 (%3, %2) -> (%4 y fp32[6])\noutput %4\n"
+    )
+    allowed = permissions(graph)
+    points = rounding_points(graph, make_units(graph, allowed, LOW))
+    assert [*points.weights] == [{0: (1,)}]
+
+
 def test_what_stays_inside_a_kernel_is_not_rounded() -> None:
     kernel = frozenset(IDS[n] for n in ("erf", "mul", "mm1"))
     units = make_units(GRAPH, permissions(GRAPH), LOW, [kernel])

@@ -26,7 +26,7 @@ from finecast.errors import EngineError, ModelError, UsageError
 from finecast.frontends import onnx as frontend
 from finecast.measure.racing import Race
 from finecast.measure.study import Study
-from finecast.native.engine_subject import EngineSubject
+from finecast.native.engine_subject import EngineExamined, EngineSubject
 from finecast.native.onnx import OnnxModel
 from finecast.numbers.formats import Format
 from finecast.planning.plan import Plan
@@ -961,6 +961,23 @@ def test_after_a_miss_plans_of_the_error_that_is_allowed_are_tried(
     before, after = asked[0], asked[-1]
     assert after < before
     assert lowest / 16 < after < lowest  # half the error, squared, with a chance to miss
+
+
+def test_a_search_goes_on_where_the_engine_does_not_run_single_roundings(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended in the engine's error, after plans had been evaluated."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise EngineError("no kernel for a switch")
+
+    monkeypatch.setattr(EngineExamined, "analysis", refused)
+    monkeypatch.setattr(EngineExamined, "outline", refused)
+    told: list[str] = []
+    monkeypatch.setattr(EngineSubject, "tell", lambda _, *texts: told.extend(texts))
+    outcome = bench.tune(metric="max_abs", tolerance=1e-9)
+    assert any(not trial.passed for trial in outcome.trials)
+    assert "the errors of single ops are not known: no kernel for a switch" in told
 
 
 def test_the_journal_says_what_was_measured_and_why(bench: Bench) -> None:

@@ -201,6 +201,11 @@ def _inside(graph: Graph, point: Point, units: Units, kernel_of: Mapping[int, in
 
 
 def _constant_ports(graph: Graph, nodes: Iterable[int]) -> dict[int, tuple[int, ...]]:
+    """The inputs at which nodes read constants that are rounded, by node.
+
+    The number that a Pad pads by is left out. What rounding it changes is little, and OpenVINO
+    pads by another number where a switch computes it.
+    """
     ports: dict[int, tuple[int, ...]] = {}
     for node_id in nodes:
         node = graph.nodes[node_id]
@@ -210,6 +215,7 @@ def _constant_ports(graph: Graph, nodes: Iterable[int]) -> dict[int, tuple[int, 
                 zip(node.inputs, node.follows_in, strict=True)
             )
             if value is not None and follows and graph.values[value].constant is not None
+            if not (node.op == "pad" and i)
         )
         if constant_ports:
             ports[node_id] = constant_ports

@@ -59,7 +59,7 @@ class Loop:
         proposers: What else may propose plans, in the order in which they are asked.
         start: A plan that is tried first; None for none.
         sharpen: Measures the errors of single ops, and gives what is predicted by these, and
-            plans; None where they are known.
+            plans, or None if the engine does not run such probes; None where they are known.
         guesses: Plans as they might be then, of which the cost counts alone.
         more_trials: So many more are worth it, as on devices on which plans can be probed.
         pool: All proposals by the plan's digest.
@@ -72,7 +72,7 @@ class Loop:
     probe: Proposer | None = None
     proposers: Sequence[Proposer] = ()
     start: Proposal | None = None
-    sharpen: Callable[[], tuple[Analysis, Sequence[Proposal]]] | None = None
+    sharpen: Callable[[], tuple[Analysis, Sequence[Proposal]] | None] | None = None
     guesses: Sequence[Proposal] = ()
     more_trials: int = 0
     pool: dict[str, Proposal] = field(default_factory=dict[str, Proposal])
@@ -183,7 +183,10 @@ class Loop:
         """Measure the errors of single ops, and propose plans by them."""
         assert self.sharpen is not None
         start, before = now_s(), self.belief.analysis
-        (analysis, proposals), self.sharpen = self.sharpen(), None
+        measured, self.sharpen = self.sharpen(), None
+        if measured is None:
+            return
+        analysis, proposals = measured
         sharper = partial(sharpened, self.belief.planner, before, analysis)
         self.models.sharpen(analysis)
         self.belief = self.belief.sharpened(analysis, sharper)

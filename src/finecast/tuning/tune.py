@@ -422,10 +422,14 @@ class _Tuning:
         try:
             outline = self.examined.outline(formats, of_time=of_time)
         except EngineError as error:
-            self.subject.tell(f"the errors of single ops are not known: {error.what}")
+            self._tell_unprobed(error)
             return best
         self.models.sharpen(self.measuring.priced(self.examined.planner, outline))
         return next(c for c in self.models.candidates if c.plan.digest == best.plan.digest)
+
+    def _tell_unprobed(self, error: EngineError) -> None:
+        """Warn that the engine does not run the model with single roundings."""
+        self.subject.tell(f"the errors of single ops are not known: {error.what}")
 
     def _loop(self, proposals: Sequence[Proposal]) -> Loop:
         """The search among the first plans, and those that other proposers add."""
@@ -683,12 +687,19 @@ class _Tuning:
             return priced
         return models.bound.fitted(planner, priced, models.build, self.subject.max_steps)
 
-    def _sharpened(self) -> tuple[Analysis, Sequence[Proposal]]:
-        """The analysis by measured errors of single ops, and plans of its frontier."""
+    def _sharpened(self) -> tuple[Analysis, Sequence[Proposal]] | None:
+        """The analysis by measured errors of single ops, and plans of its frontier.
+
+        None where the engine does not run the probes: the plans that are known stay.
+        """
         planner, trials = self.examined.planner, self.models.trials
         lost = {fmt: trials.share_lost(planner.lowest(fmt)) for fmt in planner.policy.formats}
         of_time = self.measuring.objective.of_time
-        analysed = self.examined.analysis(of_time=of_time, lost=lost)
+        try:
+            analysed = self.examined.analysis(of_time=of_time, lost=lost)
+        except EngineError as error:
+            self._tell_unprobed(error)
+            return None
         analysis, self.is_prior = self._priced(analysed), False
         return analysis, worth_timing(self._steps(analysis), self._goal.min_speedup)
 
