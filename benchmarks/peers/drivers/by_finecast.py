@@ -50,6 +50,8 @@ def produce(job: Job) -> Path:
         "settings": openvino_settings(_hint(found.plan), counts),
         "phases_s": {name: round(s, 1) for name, s in found.phases.items()},
     }
+    if found.elsewhere is not None:
+        job.notes["expected_loss"] = [found.elsewhere.loss, found.elsewhere.deviation]
     if found.improved:
         return output
     kept = job.output.with_suffix(".onnx")
