@@ -41,6 +41,7 @@ from finecast.engines.source import ModelSource, ModelStep, read_source, to_run
 from finecast.errors import EngineError, NoKernelError, UsageError, not_imported
 from finecast.files.staging import staging
 from finecast.frontends.dry_run import DryRun, warm_up
+from finecast.frontends.dry_run_worker import onnxruntime_options, plain
 from finecast.frontends.onnx.restating import lowered
 from finecast.graph import Node
 from finecast.numbers.formats import Format
@@ -94,7 +95,6 @@ _NEED_ROWS = frozenset({"GRU", "LSTM"})
 # The CPU provider runs an fp16 op that it has no kernel for in fp32, between casts of its own;
 # of bf16 it knows only conversions.
 _EMULATED = frozenset({("CPUExecutionProvider", Format.FP16)})
-_SILENT = 4  # fatal only: failures reach the caller as exceptions
 
 
 @final
@@ -231,8 +231,8 @@ class OnnxRuntimeSession(Session):
             data = np.ascontiguousarray(array).reshape(array.shape)
             held.append(data)
             if spec.dtype in _ELEMENTS:
-                raw = data.view(np.dtype(f"u{data.dtype.itemsize}"))
-                value = OrtValue.ortvalue_from_numpy_with_onnx_type(raw, _ELEMENTS[spec.dtype])
+                kind = _ELEMENTS[spec.dtype]
+                value = OrtValue.ortvalue_from_numpy_with_onnx_type(plain(data), kind)
             else:
                 value = OrtValue.ortvalue_from_numpy(data)
             binding.bind_ortvalue_input(spec.name, value)
@@ -429,16 +429,7 @@ class _SessionOpener:
         import onnxruntime
 
         stated = self.settings()
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _SILENT
-        options.intra_op_num_threads = stated["threads"]
-        if not stated["optimizing"]:
-            level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            options.graph_optimization_level = level
-        for name, value in stated["entries"].items():
-            options.add_session_config_entry(name, value)
-        if not self._asked.spinning:
-            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options = onnxruntime_options(stated, spinning=self._asked.spinning)
         if folder is not None:
             options.enable_profiling = True
             options.profile_file_prefix = str(folder / "trace")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, final
 
 import numpy as np
 
@@ -53,7 +53,14 @@ from finecast.engines.openvino_names import (
 from finecast.engines.source import ModelSource, to_run
 from finecast.errors import EngineError, FinecastError, ModelError, UsageError, not_imported
 from finecast.frontends.dry_run import DryRun, Feed, Kept, warm_up
-from finecast.frontends.dry_run_worker import KernelFacts, OpFacts, PortFacts, ops_of, ports_of
+from finecast.frontends.dry_run_worker import (
+    KernelFacts,
+    OpFacts,
+    PortFacts,
+    ops_of,
+    plain,
+    ports_of,
+)
 from finecast.frontends.dry_run_worker import kernels_of as runtime_kernels
 from finecast.frontends.onnx.functions import without_functions
 from finecast.frontends.onnx.model import without_links
@@ -107,7 +114,7 @@ class OpenVinoSession(Session):
 
     def __init__(
         self,
-        made: tuple[_Loaded, SizeCheck],
+        made: tuple[_Here | _Elsewhere, SizeCheck],
         source: ModelSource,
         *,
         where: str,
@@ -312,32 +319,13 @@ def _signatures(facts: Sequence[KernelFacts], feeds: Feeds) -> dict[str, str]:
     }
 
 
-class _Loaded(Protocol):
-    """A compiled model with one request, in this process or in another one."""
-
-    inputs: Sequence[PortFacts]
-    outputs: Sequence[PortFacts]
-    keeps_state: bool
-
-    def kernels(self) -> Sequence[KernelFacts]:
-        """Its kernels, in the order in which they run."""
-        ...
-
-    def infer(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """Run once; the outputs in order, which the next run may overwrite.
-
-        Raises RuntimeError if OpenVINO fails.
-        """
-        ...
-
-    def reset(self) -> None:
-        """Empty the state."""
-        ...
-
-
 @final
 class _Here:
-    """A model compiled in this process; the other one runs it first, once for each shape."""
+    """A model compiled in this process; the other one runs it first, once for each shape.
+
+    ``infer`` gives the outputs in order, which the next run may overwrite, and raises
+    RuntimeError if OpenVINO fails; so it is in ``_Elsewhere``.
+    """
 
     def __init__(self, compiled: openvino.CompiledModel, dry_run: DryRun) -> None:
         self.compiled = compiled
@@ -828,8 +816,7 @@ def tensor_of(data: Array, kind: Any) -> openvino.Tensor:
     """A tensor of type ``kind`` in the memory of ``data``, which has to outlive it."""
     import openvino
 
-    if data.dtype.kind == "V" or data.dtype.name.startswith(("bfloat", "float8")):
-        raw = data.view(np.dtype(f"u{data.dtype.itemsize}"))
+    if (raw := plain(data)) is not data:
         return openvino.Tensor(raw, list(data.shape), kind)
     return openvino.Tensor(data, shared_memory=data.dtype.kind != "O")
 

@@ -17,6 +17,7 @@ from finecast.frontends.onnx.editor import ROUNDING
 from finecast.frontends.onnx.miscomputed import miscomputed
 from finecast.frontends.onnx.model import EXTERNAL_ABOVE_BYTES, place_files
 from finecast.frontends.onnx.stream import GRAPH_INITIALIZER, MODEL_GRAPH
+from finecast.frontends.onnx.types import bodies_in
 from finecast.frontends.wire import Field, fields, prefix, undecodable
 from finecast.numbers.formats import Format
 
@@ -163,19 +164,16 @@ _TO_RUN: Final = "finecast-run.onnx"
 
 
 def _depth(graph: onnx.GraphProto) -> int:
-    return max((1 + _depth(body) for body in _bodies(graph)), default=0)
+    inner = (body for node in graph.node for body in bodies_in(node))
+    return max((1 + _depth(body) for body in inner), default=0)
 
 
 def _rounded(graph: onnx.GraphProto) -> Iterator[str]:
-    notes = (p for node in graph.node for p in node.metadata_props if p.key == ROUNDING)
-    yield from (note.value.partition(" ")[0] for note in notes)
-    for body in _bodies(graph):
-        yield from _rounded(body)
-
-
-def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    for attribute in (a for node in graph.node for a in node.attribute):
-        yield from (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs)
+    for node in graph.node:
+        notes = (p for p in node.metadata_props if p.key == ROUNDING)
+        yield from (note.value.partition(" ")[0] for note in notes)
+        for body in bodies_in(node):
+            yield from _rounded(body)
 
 
 def _light(model: Path | bytes) -> tuple[bytes, frozenset[str], frozenset[str]]:
@@ -226,12 +224,11 @@ def _step(node: onnx.NodeProto) -> ModelStep:
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
     yield from node.input
-    for attribute in node.attribute:
-        for body in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-            inner = {value for step in body.node for value in step.output}
-            inner.update(value.name for value in body.input)
-            for step in body.node:
-                yield from (value for value in _reads(step) if value not in inner)
+    for body in bodies_in(node):
+        inner = {value for step in body.node for value in step.output}
+        inner.update(value.name for value in body.input)
+        for step in body.node:
+            yield from (value for value in _reads(step) if value not in inner)
 
 
 # An encoded ONNX model without its weights, cut from the protobuf message.

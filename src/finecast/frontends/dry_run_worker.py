@@ -19,7 +19,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -47,23 +47,9 @@ _Feeds: TypeAlias = Sequence[tuple[str, Any, Any]]
 _Stage: TypeAlias = Callable[[str], None]
 
 
-class _Loaded(Protocol):
-    """A model that a library has loaded."""
-
-    def told(self) -> Mapping[str, Any] | None:
-        """What the library tells of it, for JSON; None if runs give no outputs."""
-        ...
-
-    def kernels(self) -> Sequence[KernelFacts]:
-        """Its kernels, if the library tells them."""
-        ...
-
-    def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
-        """Run once, with an empty state if ``fresh``; the outputs in order, or nothing."""
-        ...
-
-
+_Loaded: TypeAlias = "_OpenVinoModel | _Run"
 _Load: TypeAlias = Callable[[Mapping[str, Any], "str | bytes"], "_Loaded | None"]
+_Answer: TypeAlias = tuple[dict[str, Any], bytes]
 
 
 class PortFacts(TypedDict):
@@ -265,24 +251,32 @@ class _Run:
         return ()
 
 
+def onnxruntime_options(settings: Mapping[str, Any], *, spinning: bool) -> Any:
+    """Options of a session; with ``spinning`` its threads wait busily within a run."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # fatal only: failures reach the caller as exceptions
+    options.intra_op_num_threads = settings["threads"]
+    if not settings["optimizing"]:
+        level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.graph_optimization_level = level
+    for name, value in settings["entries"].items():
+        options.add_session_config_entry(name, value)
+    if not spinning:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
 def _onnxruntime(tell_stage: _Stage) -> _Load:
     import onnxruntime
     from onnxruntime import OrtValue
 
     def load(settings: Mapping[str, Any], model: str | bytes) -> _Loaded:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = settings["threads"]
-        if not settings["optimizing"]:
-            level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            options.graph_optimization_level = level
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        for name, value in settings["entries"].items():
-            options.add_session_config_entry(name, value)
         tell_stage("compiled")
         session = onnxruntime.InferenceSession(
             model,
-            options,
+            onnxruntime_options(settings, spinning=False),
             providers=settings["providers"],
             disabled_optimizers=settings["left_out"],
         )
@@ -382,52 +376,46 @@ class _Served:
 
     def answer(
         self, request: Mapping[str, Any], payload: bytes, tell_stage: _Stage
-    ) -> tuple[dict[str, Any], bytes]:
+    ) -> _Answer:
         """Do what ``request`` calls for; raises what the library raises."""
         self.stages[:] = [tell_stage]
         for key in request["drop"]:
             if (kept := self.kept.pop(key, None)) is not None:
                 self._hold(key, *kept)
         calls = {
-            "load": self.load,
-            "keep": self.keep,
-            "run": self.run,
-            "kernels": self.kernels,
+            call.__name__: call for call in (self.load, self.keep, self.run, self.kernels)
         }
         try:
             return calls[request["call"]](request, payload)
         except MemoryError as error:  # the caller reads its text, as that of other errors
             raise RuntimeError(str(error)) from error
 
-    def load(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    def load(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
         """Load a model and hold it, if it is not too large."""
         loaded = self._loaded(request, payload)
         if loaded is not None:
             self._hold(request["key"], *loaded)
         return {"status": "done"}, b""
 
-    def keep(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    def keep(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
         """Load a model, unless it is here, and keep it; absent if it tells nothing."""
         key = request["key"]
-        known = (
-            self.kept.get(key) or self.held.pop(key, None) or self._loaded(request, payload)
-        )
+        here = self.kept.get(key) or self.held.pop(key, None)
+        known = here or self._loaded(request, payload)
         facts = None if known is None else known[0].told()
         if known is None or facts is None:
             return {"status": "absent"}, b""
         self.kept[key] = known
         return {"status": "done", "told": facts}, b""
 
-    def kernels(
-        self, request: Mapping[str, Any], payload: bytes
-    ) -> tuple[dict[str, Any], bytes]:
+    def kernels(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
         """The kernels of a model that is kept; absent if it is not here."""
         del payload
         if (known := self.kept.get(request["key"])) is None:
             return {"status": "absent"}, b""
         return {"status": "done", "kernels": known[0].kernels()}, b""
 
-    def run(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    def run(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
         """Run a model; absent if it is not here. Outputs are given of one that is kept."""
         key = request["key"]
         if key not in self.kept and key not in self.held:
@@ -449,9 +437,8 @@ class _Served:
             return {"status": "done"}, b""
         outputs = [plain(np.array(tensor.data)) for tensor in tensors]
         types_and_shapes = [(array.dtype.str, array.shape) for array in outputs]
-        return {"status": "done", "outputs": types_and_shapes}, b"".join(
-            a.tobytes() for a in outputs
-        )
+        content = b"".join(array.tobytes() for array in outputs)
+        return {"status": "done", "outputs": types_and_shapes}, content
 
     def _loaded(
         self, request: Mapping[str, Any], payload: bytes

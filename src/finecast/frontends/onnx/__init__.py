@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -46,7 +46,7 @@ from finecast.frontends.onnx.restating import restate
 from finecast.frontends.onnx.source_types import (
     CODES,
     SOURCE_TYPES,
-    stored_format,
+    stored_formats,
     take_to_fp32,
     widen,
 )
@@ -64,7 +64,7 @@ from finecast.frontends.onnx.verify import check, first_line, shapeless_ports
 from finecast.frontends.onnx.writer import EditedModel, apply_edits
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import Restated, check_made_for, edits_of
-from finecast.graph import PHI, Graph, Node
+from finecast.graph import PHI, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.edits import Edit
@@ -178,11 +178,24 @@ class Prepared(PreparedModel):
 
     def observable(self) -> dict[str, int]:
         """Ids, by name, of the float values that can be outputs: those outside of bodies."""
-        return observable(self.graph, self.binding)
+        return self._outside_of_bodies(lambda value: value.format is not None)
 
     def countable(self) -> dict[str, int]:
         """As ``observable``, with values of integers and bools."""
-        return observable(self.graph, self.binding, integers=True)
+        counted = ("int", "uint", "bool")
+        return self._outside_of_bodies(
+            lambda value: value.format is not None or value.dtype.startswith(counted)
+        )
+
+    def _outside_of_bodies(self, shown: Callable[[Value], bool]) -> dict[str, int]:
+        names: dict[str, int] = {}
+        for value in self.graph.values:
+            native = self.binding.values[value.id]
+            producer = native.producer()
+            outside = producer is not None and producer.graph is self.binding.model.graph
+            if outside and native.name and value.constant is None and shown(value):
+                names[native.name] = value.id
+        return names
 
     def with_outputs(self, names: Sequence[str]) -> ir.Model:
         """A copy whose outputs are just the values called ``names``."""
@@ -207,8 +220,7 @@ class Prepared(PreparedModel):
         if not by_types:
             return ModelPair.of(exact, EditedModel(*read(copied(low))))
         other = EditedModel(*read(widen(copied(low))))
-        formats = ((i, stored_format(v)) for i, v in enumerate(other.binding.values))
-        stored = {i: fmt for i, fmt in formats if fmt is not None}
+        stored = stored_formats(other.binding.values)
         return ModelPair(exact=exact, low=other, stored=stored, rounds=True)
 
     def roundable(self) -> EditedModel:
@@ -439,27 +451,6 @@ def _is_chosen_low(decision: Decision) -> bool:
 
 
 # ---------------------------------------------------- copies of a model that output its values
-
-
-def observable(
-    graph: Graph, binding: OnnxBinding, *, integers: bool = False
-) -> dict[str, int]:
-    """Ids, by name, of the float values that can be outputs: those outside of bodies.
-
-    With ``integers`` those of integers and bools, too.
-    """
-    names: dict[str, int] = {}
-    for value in graph.values:
-        native = binding.values[value.id]
-        producer = native.producer()
-        if value.constant is not None or producer is None:
-            continue
-        counted = integers and value.dtype.startswith(("int", "uint", "bool"))
-        if value.format is None and not counted:
-            continue
-        if producer.graph is binding.model.graph and native.name:
-            names[native.name] = value.id
-    return names
 
 
 def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:

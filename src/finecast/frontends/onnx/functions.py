@@ -26,6 +26,7 @@ from finecast.frontends.onnx import native
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.editor import name_nodes
 from finecast.frontends.onnx.model import load, save
+from finecast.frontends.onnx.types import bodies_in
 from finecast.frontends.wire import fields
 
 # A limit, as a few functions that call one another twice would expand without end.
@@ -134,9 +135,8 @@ def _same(node: onnx.NodeProto, own: int, other: int) -> bool:
         schemas = [onnx.defs.get_schema(node.op_type, v, "") for v in (own, other)]
     except onnx.defs.SchemaError:
         return False
-    bodies = [g for a in node.attribute for g in (a.g, *a.graphs)]
     return schemas[0].since_version == schemas[1].since_version and all(
-        _same(n, own, other) for g in bodies for n in g.node
+        _same(n, own, other) for body in bodies_in(node) for n in body.node
     )
 
 

@@ -18,7 +18,7 @@ from finecast.frontends.onnx.definitions import (
     SOFTMAX_FLATTENS_BELOW,
     opset_of,
 )
-from finecast.frontends.onnx.types import ranks_of
+from finecast.frontends.onnx.types import bodies_in, ranks_of
 
 if TYPE_CHECKING:
     import onnx
@@ -149,7 +149,8 @@ def miscomputed_ops(
     if isinstance(model, ir.Model):
         nodes, opset = model.graph.all_nodes(), opset_of(model)
     else:
-        nodes, opset = _nodes(model.graph), _opset(model)
+        stated = (o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+        nodes, opset = _nodes(model.graph), next(stated, 1)
     for node, row in _wrong(nodes, opset):
         if node.op_type in FLATTENING:
             same = {_source(n) for n in over_last_axis(whole(), opset)}
@@ -196,10 +197,6 @@ def _wrong(nodes: Iterable[ir.Node], opset: int) -> Iterator[tuple[ir.Node, _Mis
                 yield node, row
 
 
-def _opset(model: onnx.ModelProto) -> int:
-    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
-
-
 _ASKED: Final = frozenset().union(*(row.ops for row in _MISCOMPUTED))
 _KINDS: Final = (ir.AttributeType.INT, ir.AttributeType.INTS, ir.AttributeType.STRING)
 
@@ -213,7 +210,5 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[ir.Node]:
             inputs = [ir.Value(name=name) if name else None for name in node.input]
             name = node.name or "".join(node.output[:1])
             yield ir.Node("", node.op_type, inputs, attributes, name=name)
-        for attribute in node.attribute:
-            body = [attribute.g] if attribute.HasField("g") else ()
-            for inner in (*body, *attribute.graphs):
-                yield from _nodes(inner)
+        for body in bodies_in(node):
+            yield from _nodes(body)
