@@ -123,12 +123,7 @@ class OnnxRuntimeSession(Session):
         self._plain = all(s.dtype not in _ELEMENTS for s in (*self.inputs, *self.outputs))
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once; outputs by name in model order.
-
-        Raises:
-            UsageError: If the feeds do not fit the inputs.
-            EngineError: If ONNX Runtime fails.
-        """
+        """As ``Session.run``."""
         arrays = ordered_feeds(feeds, self.inputs)
         self._check(arrays)
         try:
@@ -145,12 +140,7 @@ class OnnxRuntimeSession(Session):
             ) from error
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """Least time of each kernel, slowest first.
-
-        Raises:
-            UsageError: If the session was loaded without ``profiling=True``.
-            EngineError: If ONNX Runtime fails.
-        """
+        """Least time of each kernel, slowest first."""
         if self._profile is None:
             raise UsageError("this session has no profile", fix="load with profiling=True")
         arrays = ordered_feeds(feeds, self.inputs)
@@ -294,11 +284,7 @@ class OnnxRuntimeEngine(Engine):
         self._provider = match + _SUFFIX
 
     def load(self, model: Path | bytes, *, profiling: bool = False) -> OnnxRuntimeSession:
-        """Open a session on an ONNX file (external data beside it) or its bytes.
-
-        Raises:
-            EngineError: If it is not an ONNX model, or has an op without kernel.
-        """
+        """Open a session on an ONNX file (external data beside it) or its bytes."""
         where = str(model) if isinstance(model, Path) else ""
         model, source = to_run(model)
         opener = _SessionOpener(model, self._provider, self._options)
@@ -338,21 +324,13 @@ class OnnxRuntimeEngine(Engine):
         return f"tensor({ONNX_NAMES.get(fmt.label)})" in kernels[key]
 
     def load_probe(self, probe: Probe, fmt: Format) -> OnnxRuntimeSession:
-        """A session of the probe as plans in ``fmt`` are written for this engine.
-
-        Raises:
-            EngineError: If it has no kernels in the format.
-        """
+        """A session of the probe as plans in ``fmt`` are written for this engine."""
         return self.load(lowered(build(probe, fmt), self.name))
 
     def load_streams(
         self, model: Path | bytes, fmt: Format = Format.FP32
     ) -> OnnxRuntimeStreams:
-        """A session whose runs take one thread each, and threads that call it.
-
-        Raises:
-            EngineError: As ``load``; or if ``fmt`` is not fp32, for there are no hints.
-        """
+        """A session whose runs take one thread each, and threads that call it."""
         if fmt is not Format.FP32:
             raise EngineError(f"ONNX Runtime has no precision hint for {fmt.label}")
         return OnnxRuntimeStreams(self.as_one_stream().load(model).run, cpus())
@@ -575,12 +553,7 @@ class OnnxRuntimeStreams:
         return self._requests
 
     def serve(self, feeds: Sequence[Feeds]) -> None:
-        """Run the model on each of ``feeds``, as soon as a thread is free.
-
-        Raises:
-            UsageError: If the feeds do not fit the inputs.
-            EngineError: If ONNX Runtime fails.
-        """
+        """Run the model on each of ``feeds``, as soon as a thread is free."""
         for _ in self._threads.map(self._run, feeds):
             pass
 

@@ -135,14 +135,7 @@ class OpenVinoSession(Session):
         self._shapes: list[tuple[int, ...]] | None = None  # those of the last run
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once, with an empty state; the outputs are the caller's own copies.
-
-        Of a sequence all calls are run, as ``Session.run`` says.
-
-        Raises:
-            UsageError: If the feeds do not fit the inputs.
-            EngineError: If OpenVINO fails.
-        """
+        """As ``Session.run``."""
         if isinstance(feeds, Steps):
             return joined(outputs_of_calls(self, feeds))
         self.reset()
@@ -173,12 +166,7 @@ class OpenVinoSession(Session):
             self._model.reset()
 
     def step(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once on the state that the step before left.
-
-        Raises:
-            UsageError: If the feeds do not fit the inputs.
-            EngineError: If OpenVINO fails.
-        """
+        """Run once on the state that the step before left."""
         return {name: array.copy() for name, array in self.lend(feeds).items()}
 
     def lend(self, feeds: Feeds) -> dict[str, Array]:
@@ -210,10 +198,6 @@ class OpenVinoSession(Session):
         the mean over all runs since it compiled, in whole microseconds. The time of a single
         run follows from the change of the mean, to within some microseconds; so the minimum
         would be noise, and for kernels shorter than that the mean of the runs is given.
-
-        Raises:
-            UsageError: If the session was loaded without ``profiling=True``.
-            EngineError: If OpenVINO fails.
         """
         if self._names is None or not isinstance(self._model, _Here):
             raise UsageError("this session has no profile", fix="load with profiling=True")
@@ -254,11 +238,7 @@ class OpenVinoSession(Session):
         return sorted(kernels, key=lambda k: -k.time_s)
 
     def kernel_formats(self) -> Sequence[KernelFormats]:
-        """The formats of each kernel that runs nodes of the model.
-
-        Raises:
-            UsageError: If the session was loaded without ``profiling=True``.
-        """
+        """The formats of each kernel that runs nodes of the model; raises as ``profile``."""
         if self._names is None:
             raise UsageError("this session has no profile", fix="load with profiling=True")
         facts = self._model.kernels()
@@ -429,11 +409,7 @@ class OpenVinoEngine(Engine):
             )
 
     def load(self, model: Loadable, *, profiling: bool = False) -> OpenVinoSession:
-        """Compile an ONNX file (external data beside it), its bytes, or OpenVINO's own models.
-
-        Raises:
-            EngineError: If it is no such model, or OpenVINO cannot convert or compile it.
-        """
+        """Compile an ONNX file (external data beside it), its bytes, or OpenVINO's own."""
         return self._load(model, "f32", profiling=profiling, named=profiling)
 
     def reads(self, model: Loadable) -> bool:
@@ -446,11 +422,7 @@ class OpenVinoEngine(Engine):
             return False
 
     def load_hinted(self, model: Loadable, fmt: Format) -> OpenVinoSession:
-        """Load a model under the precision hint for ``fmt``.
-
-        Raises:
-            EngineError: As ``load``; or if there is no hint for the format.
-        """
+        """Load a model under the precision hint for ``fmt``."""
         return self._load(model, _hint(fmt), profiling=False, named=True)
 
     def load_tried(self, model: Loadable) -> OpenVinoSession:
@@ -470,11 +442,7 @@ class OpenVinoEngine(Engine):
         return self.load_hinted(model, Format.FP32)
 
     def load_streams(self, model: Loadable, fmt: Format = Format.FP32) -> OpenVinoStreams:
-        """Load a model under the hints for throughput and for precision ``fmt``.
-
-        Raises:
-            EngineError: As ``load_hinted``; or if the model keeps a state between requests.
-        """
+        """Load a model, which must keep no state, under the hint for throughput, too."""
         where = str(model) if isinstance(model, Path) else ""
         settings = self.as_one_stream()._settings(_hint(fmt))
         with self._compiled(model, where, settings) as ((loaded, _), source, _):
@@ -490,11 +458,7 @@ class OpenVinoEngine(Engine):
         return self._configured(threads=1)
 
     def configured(self, settings: Mapping[str, str]) -> OpenVinoEngine:
-        """The same device with these properties.
-
-        Raises:
-            UsageError: If the device has no such property.
-        """
+        """The same device with these properties."""
         known = self._core.get_property(self.device, "SUPPORTED_PROPERTIES")
         for name in settings:
             if name not in known:
@@ -847,12 +811,7 @@ class OpenVinoStreams:
         return len(self._queue)
 
     def serve(self, feeds: Sequence[Feeds]) -> None:
-        """Run the model on each of ``feeds``, as soon as a request is free.
-
-        Raises:
-            UsageError: If the feeds do not fit the inputs.
-            EngineError: If OpenVINO fails.
-        """
+        """Run the model on each of ``feeds``, as soon as a request is free."""
         shared: list[list[Array]] = []  # requests read them until they are done
         try:
             for arrays in [ordered_feeds(one, self._inputs) for one in feeds]:

@@ -18,7 +18,7 @@ from finecast.frontends.onnx.miscomputed import miscomputed
 from finecast.frontends.onnx.model import EXTERNAL_ABOVE_BYTES, place_files
 from finecast.frontends.onnx.stream import GRAPH_INITIALIZER, MODEL_GRAPH
 from finecast.frontends.onnx.types import bodies_in
-from finecast.frontends.wire import Field, fields, prefix, undecodable
+from finecast.frontends.wire import fields, inside, prefix, texts, undecodable
 from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
@@ -237,9 +237,8 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 # count as memory that the engine used.
 
 _GRAPH_SPARSE_INITIALIZER = 15
-_TENSOR_NAME = 8
-_TENSOR_EXTERNAL = 13
-_ENTRY_KEY, _ENTRY_VALUE = 1, 2
+_TENSOR_NAME, _TENSOR_EXTERNAL = (8,), (13,)
+_ENTRY_KEY, _ENTRY_VALUE = (1,), (2,)
 
 
 def without_weights(data: memoryview) -> tuple[bytes, frozenset[str], frozenset[str]]:
@@ -258,24 +257,13 @@ def without_weights(data: memoryview) -> tuple[bytes, frozenset[str], frozenset[
         graph: list[memoryview] = []
         for part in fields(data, field.content, field.end):
             if part.number == GRAPH_INITIALIZER:
-                names.update(_texts(data, part, _TENSOR_NAME))
-                files.update(_locations(data, part))
+                span = part.content, part.end
+                names.update(texts(data, span, _TENSOR_NAME))
+                for entry in inside(data, span, _TENSOR_EXTERNAL):
+                    if "location" in texts(data, entry, _ENTRY_KEY):
+                        files.update(texts(data, entry, _ENTRY_VALUE))
             elif part.number != _GRAPH_SPARSE_INITIALIZER:
                 graph.append(data[part.start : part.end])
         body = b"".join(graph)
         kept.append(prefix(MODEL_GRAPH, len(body)) + body)
     return b"".join(kept), frozenset(names), frozenset(files)
-
-
-def _texts(data: memoryview, message: Field, number: int) -> Iterator[str]:
-    """The fields of a message that are text and have this number."""
-    for field in fields(data, message.content, message.end):
-        if field.number == number:
-            yield bytes(data[field.content : field.end]).decode("utf-8", "replace")
-
-
-def _locations(data: memoryview, tensor: Field) -> Iterator[str]:
-    """The file that a tensor's numbers lie in, if they are not in the model's own."""
-    for field in fields(data, tensor.content, tensor.end):
-        if field.number == _TENSOR_EXTERNAL and "location" in _texts(data, field, _ENTRY_KEY):
-            yield from _texts(data, field, _ENTRY_VALUE)

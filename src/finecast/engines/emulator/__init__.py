@@ -89,11 +89,7 @@ class EmulatorEngine(Engine):
         return None if gains or real.bits <= fmt.bits else False
 
     def load(self, model: Path | bytes, *, profiling: bool = False) -> EmulatorSession:
-        """Load a model, cast as the options say; low types in it are emulated too.
-
-        Raises:
-            EngineError: If it cannot be run.
-        """
+        """Load a model, cast as the options say; low types in it are emulated too."""
         if profiling:
             raise EngineError(
                 "the emulator has no profile of the device", fix="use ladder, or tune --target"

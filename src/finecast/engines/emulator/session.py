@@ -88,12 +88,8 @@ class Emulated:
             w.name: w.rounded if setting.on(w.bits) else w.exact for w in self.weights
         }
         if self.conditions:
-            arrays[SWITCH] = self.switch(setting)
+            arrays[SWITCH] = np.array([setting.on(bits) for bits in self.conditions], bool)
         return arrays
-
-    def switch(self, setting: Setting) -> NDArray[np.bool_]:
-        """The switch input for a setting."""
-        return np.array([setting.on(bits) for bits in self.conditions], dtype=bool)
 
 
 def emulated(
