@@ -182,23 +182,19 @@ class OnnxRuntimeSession(Session):
 
     def _check(self, arrays: Sequence[Array]) -> None:
         """Raise EngineError for inputs on which the model would end the process."""
-        empty = [s.name for s, a in zip(self.inputs, arrays, strict=True) if not a.size]
-        if empty:
-            self._check_rows(empty)
-        named = zip(self.inputs, arrays, strict=True)
-        self._dry_run.run(
-            arrays, lambda: [(s.name, a, _ELEMENTS.get(s.dtype)) for s, a in named]
-        )
-
-    def _check_rows(self, empty: Sequence[str]) -> None:
-        op = next((s.op for s in self._source.steps if s.op in _NEED_ROWS), "")
-        if op:
+        named = [*zip(self.inputs, arrays, strict=True)]
+        empty = next((spec.name for spec, array in named if not array.size), None)
+        needing = (step.op for step in self._source.steps if step.op in _NEED_ROWS)
+        if empty is not None and (op := next(needing, "")):
             raise EngineError(
-                f"the input {empty[0]!r} is empty, and ONNX Runtime ends the process where"
+                f"the input {empty!r} is empty, and ONNX Runtime ends the process where"
                 f" {op} reads no rows or no steps",
                 where=self._where,
                 fix="give sequences of at least one step",
             )
+        self._dry_run.run(
+            arrays, lambda: [(s.name, a, _ELEMENTS.get(s.dtype)) for s, a in named]
+        )
 
     def _run(
         self, session: onnxruntime.InferenceSession, arrays: Sequence[Array]

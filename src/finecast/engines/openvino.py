@@ -45,7 +45,6 @@ from finecast.engines.openvino_names import (
     kernels_of,
     model_source,
     nodes_by_friendly_name,
-    op_names,
     specs_of,
     stored_in,
     with_unread,
@@ -553,7 +552,7 @@ class OpenVinoEngine(Engine):
                 [content.with_suffix(WEIGHTS_SUFFIX).name] if isinstance(content, Path) else []
             )
             tried = attempt(self._dry_run(content, where, settings, described, beside))
-        yield own, source, lambda ops=None: op_names(own), tried
+        yield own, source, lambda ops=None: {s.name: (s.name,) for s in source.steps}, tried
 
     def _dry_run(
         self,

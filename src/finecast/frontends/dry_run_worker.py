@@ -47,7 +47,8 @@ _Feeds: TypeAlias = Sequence[tuple[str, Any, Any]]
 _Stage: TypeAlias = Callable[[str], None]
 
 
-_Loaded: TypeAlias = "_OpenVinoModel | _Run"
+_Loaded: TypeAlias = "_OpenVinoModel | Callable[[_Feeds], object]"
+"""A model that a library has loaded; a function if nobody asks for the outputs of its runs."""
 _Load: TypeAlias = Callable[[Mapping[str, Any], "str | bytes"], "_Loaded | None"]
 _Answer: TypeAlias = tuple[dict[str, Any], bytes]
 
@@ -209,10 +210,6 @@ class _OpenVinoModel:
             "keeps_state": self.keeps_state,
         }
 
-    def kernels(self) -> Sequence[KernelFacts]:
-        """Its kernels, in the order in which they run."""
-        return kernels_of(self.compiled)
-
     def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
         """Run once; the request's own outputs, which the next run overwrites."""
         import openvino
@@ -229,26 +226,6 @@ class _OpenVinoModel:
         self.request.infer(share_outputs=True)
         count = len(self.compiled.outputs)
         return [self.request.get_output_tensor(index) for index in range(count)]
-
-
-class _Run:
-    """A model whose outputs nobody asks for."""
-
-    def __init__(self, run: Callable[[_Feeds], object]) -> None:
-        self.call = run
-
-    def told(self) -> None:
-        """Nothing."""
-
-    def kernels(self) -> Sequence[KernelFacts]:
-        """None are told."""
-        return ()
-
-    def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
-        """Run once."""
-        del fresh
-        self.call(feeds)
-        return ()
 
 
 def onnxruntime_options(settings: Mapping[str, Any], *, spinning: bool) -> Any:
@@ -290,7 +267,7 @@ def _onnxruntime(tell_stage: _Stage) -> _Load:
             }
             session.run_with_ort_values([o.name for o in session.get_outputs()], tensors)
 
-        return _Run(run)
+        return run
 
     return load
 
@@ -313,7 +290,7 @@ def _tensorflow(tell_stage: _Stage) -> _Load:
             arrays = {name: array for name, array, _ in feeds}
             session.run(settings["outputs"], arrays)
 
-        return _Run(run)
+        return run
 
     return load
 
@@ -402,7 +379,8 @@ class _Served:
         key = request["key"]
         here = self.kept.get(key) or self.held.pop(key, None)
         known = here or self._loaded(request, payload)
-        facts = None if known is None else known[0].told()
+        model = None if known is None else known[0]
+        facts = model.told() if isinstance(model, _OpenVinoModel) else None
         if known is None or facts is None:
             return {"status": "absent"}, b""
         self.kept[key] = known
@@ -411,9 +389,10 @@ class _Served:
     def kernels(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
         """The kernels of a model that is kept; absent if it is not here."""
         del payload
-        if (known := self.kept.get(request["key"])) is None:
+        model, _ = self.kept.get(request["key"], (None, 0))
+        if not isinstance(model, _OpenVinoModel):
             return {"status": "absent"}, b""
-        return {"status": "done", "kernels": known[0].kernels()}, b""
+        return {"status": "done", "kernels": kernels_of(model.compiled)}, b""
 
     def run(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
         """Run a model; absent if it is not here. Outputs are given of one that is kept."""
@@ -430,7 +409,11 @@ class _Served:
             for (name, _, _, kind), array in zip(request["feeds"], arrays, strict=True)
         ]
         self.stages[-1]("run")
-        tensors = loaded.run(feeds, fresh=request["fresh"])
+        tensors: Sequence[Any] = ()
+        if isinstance(loaded, _OpenVinoModel):
+            tensors = loaded.run(feeds, fresh=request["fresh"])
+        else:
+            loaded(feeds)
         if key not in self.kept:
             if resident_bytes() > _MOST_RESIDENT_BYTES:
                 self.held.clear()  # the process that asks needs as much to run them itself
