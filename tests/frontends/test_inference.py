@@ -101,7 +101,7 @@ def test_a_model_as_it_was_read_is_not_written_for_onnx(
 ) -> None:
     path = tmp_path / "net.onnx"
     onnx.save(plain(), path)
-    monkeypatch.delattr(types, "run_without_weights")
+    monkeypatch.delattr(types, "without_weights")
     shapes = {
         v.name: v.shape for v in frontend.prepare(frontend.load(path), NOTHING).graph.values
     }

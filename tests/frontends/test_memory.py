@@ -93,6 +93,7 @@ def growth_mb(work: Callable[[], object]) -> float:
 def main(folder: Path) -> None:
     """Print the growth of each way to make a model of the one in ``folder``."""
     from finecast.frontends import onnx as frontend
+    from finecast.frontends.native_model import with_switches
     from finecast.numbers.formats import Format
     from finecast.planning.planner import Planner
     from finecast.planning.points import Switch
@@ -120,7 +121,7 @@ def main(folder: Path) -> None:
             ids = {node.name: node.id for node in prepared.graph.nodes}
             encodings = {ids[n]: e.constants[1] for n, e in plan.encodings.items()}
             switches = [Switch(ports={(i, 1): e}, outputs={}) for i, e in encodings.items()]
-            low = prepared.with_switches(switches)
+            low = with_switches(prepared.roundable(), switches)
         frontend.save(low, folder / f"{engine or 'probes'}.onnx")
 
     made(Format.INT4_WEIGHTS, "openvino")  # what is imported and kept is no growth

@@ -190,11 +190,12 @@ def test_switches_round_what_they_say() -> None:
     file = frontend.from_model(model)
     prepared = frontend.prepare(file, Policy.parse("all:bf16"))
     first_op = prepared.graph.find("first").id
-    switched = prepared.with_switches(
+    switched = with_switches(
+        prepared.roundable(),
         [
             Switch(ports={(first_op, 0): Format.BF16}),
             Switch(ports={(first_op, 1): Format.BF16}),
-        ]
+        ],
     )
     feeds = feeds_of(model)
     (exact,) = run(model, feeds).values()
@@ -219,7 +220,7 @@ def test_the_output_that_a_switch_names_is_rounded() -> None:
     model = model_of([second, first], [x])
     prepared = frontend.prepare(frontend.from_model(model), Policy.parse("all:bf16"))
     number = next(k for k, v in enumerate(prepared.graph.outputs) if v.name == "first")
-    switched = prepared.with_switches([Switch(outputs={number: Format.BF16})])
+    switched = with_switches(prepared.roundable(), [Switch(outputs={number: Format.BF16})])
     feeds = feeds_of(model)
     exact, got = run(model, feeds), run(switched, {**feeds, SWITCH: np.array([True])})
     np.testing.assert_array_equal(got["first"], round_to(exact["first"], Format.BF16))

@@ -18,7 +18,7 @@ from finecast.devices.targets import load_target
 from finecast.engines import get_engine
 from finecast.engines.emulator.session import plan_session
 from finecast.frontends import openvino as frontend
-from finecast.frontends.native_model import with_roundings
+from finecast.frontends.native_model import with_roundings, with_switches
 from finecast.frontends.openvino.bodies import every_op
 from finecast.frontends.openvino.reader import read
 from finecast.graph import Graph
@@ -240,7 +240,7 @@ def test_switches_reach_into_bodies(name: str) -> None:
     assert products
     ports = [{(n.id, 0): Format.BF16} for n in products]
     phis = {(n.id, 0): Format.BF16 for n in graph.nodes if n.op == "phi" and n.format}
-    switched = prepared.with_switches([Switch(ports=p) for p in (*ports, phis)])
+    switched = with_switches(prepared.roundable(), [Switch(ports=p) for p in (*ports, phis)])
     feeds = feeds_of(model)
     exact = run(model, feeds)["out0"]
 

@@ -14,6 +14,7 @@ from onnx import helper
 
 from finecast.errors import UsageError
 from finecast.frontends import onnx as frontend
+from finecast.frontends.native_model import with_switches
 from finecast.frontends.onnx.definitions import following
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import round_to
@@ -216,7 +217,8 @@ def switched(
     }
     nodes = {n.name: n.id for n in graph.nodes}
     return ir.to_proto(
-        prepared.with_switches(
+        with_switches(
+            prepared.roundable(),
             [
                 *(Switch(ports=dict.fromkeys(read[v], Format.BF16)) for v in values),
                 *(Switch(ports={(nodes[name], 1): Format.BF16}) for name in weights),

@@ -19,6 +19,7 @@ from finecast.engines.loading import exact_session
 from finecast.engines.onnxruntime import OnnxRuntimeEngine
 from finecast.errors import EngineError, ModelError
 from finecast.frontends import onnx as frontend
+from finecast.frontends.native_model import with_switches
 from finecast.native.integers import unfused
 from finecast.native.observing import observe
 from finecast.native.planning import Judging, make_planner
@@ -143,7 +144,7 @@ def test_probes_round_what_the_written_model_rounds(
     units = make_units(prepared.graph, planner.permissions, (INT8,))
     points = scaled_points(prepared.graph, units, planner.permissions, INT8)
     rounded = switches(points, planner.permissions, INT8)
-    probe = exact_session(prepared.with_switches(rounded))
+    probe = exact_session(with_switches(prepared.roundable(), rounded))
     got = probe.run({**DATA, SWITCH: np.ones(len(rounded), bool)})
     plan = planner.lowest()
     wanted = exact_session(frontend.apply(file, plan).model).run(DATA)

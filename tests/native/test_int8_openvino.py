@@ -18,6 +18,7 @@ from finecast.engines.openvino import OpenVinoEngine
 from finecast.errors import EngineError
 from finecast.frontends import openvino as frontend
 from finecast.frontends.native_model import coded as by_arithmetic
+from finecast.frontends.native_model import with_switches
 from finecast.frontends.openvino.native import OvNative
 from finecast.native import integers
 from finecast.native.integers import unfused
@@ -164,7 +165,7 @@ def test_switches_round_to_codes() -> None:
         INT8, INT8.grid(constant=True), weights.min(axis=0), weights.max(axis=0), axis=1
     )
     both = [Switch(ports={(node, 0): value}), Switch(ports={(node, 1): rows})]
-    switched = prepared.with_switches(both)
+    switched = with_switches(prepared.roundable(), both)
     given = np.random.default_rng(1).normal(size=(64, 4)).astype(np.float32)
     for bits in ([False, False], [True, False], [False, True], [True, True]):
         feeds = {"x": given, SWITCH: np.array(bits)}

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 import finecast
 from finecast.engines.loading import exact_session
-from finecast.frontends.native_model import runs_of
+from finecast.frontends.native_model import runs_of, with_runs
 from finecast.frontends.prepared import PreparedModel
 from finecast.native.observing import unseen
 from finecast.native.opening import opened
@@ -125,7 +125,7 @@ def formats(plan: Any) -> dict[str, str]:
 def test_runs_of_bodies_are_counted(name: str, suffix: str, tmp_path: Path) -> None:
     model = prepared(saved(name, suffix, tmp_path))
     regions = {n.name: n.region for n in model.graph.nodes if n.region}
-    session = exact_session(model.with_runs(sorted({*regions.values()})))
+    session = exact_session(with_runs(model.roundable(), sorted({*regions.values()})))
     counts = {
         "if": {"mm": (0, 1), "other": (1, 0)},
         "loop": {"mm": (0, 1)},

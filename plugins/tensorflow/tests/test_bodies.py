@@ -18,7 +18,7 @@ from finecast.engines import get_engine
 from finecast.engines.base import Session
 from finecast.engines.emulator.session import plan_session
 from finecast.errors import ExitCode
-from finecast.frontends.native_model import runs_of, with_roundings
+from finecast.frontends.native_model import runs_of, with_roundings, with_runs, with_switches
 from finecast.graph import Graph
 from finecast.native.observing import unseen
 from finecast.native.planning import make_planner
@@ -229,7 +229,7 @@ def test_switches_reach_into_bodies(name: str, saved: Callable[[str], Saved]) ->
     phis = {(n.id, 0): Format.BF16 for n in graph.nodes if n.op == "phi" and n.format}
     groups = [*ports, *weights_of, phis]
     prepared = frontend.prepare(one.file, Policy.parse("all:bf16"))
-    model = prepared.with_switches([Switch(ports=p) for p in groups])
+    model = with_switches(prepared.roundable(), [Switch(ports=p) for p in groups])
     session, feeds = TensorFlowEngine().load(model), one.feeds()
     exact = one.session.run(feeds)
 
@@ -401,7 +401,7 @@ def test_runs_of_loops_within_one_another_are_counted(saved: Callable[[str], Sav
         regions = sorted({n.region for n in prepared.graph.float_nodes if n.region})
         if not regions:
             continue
-        counts = run(prepared.with_runs(regions), one.feeds())
+        counts = run(with_runs(prepared.roundable(), regions), one.feeds())
         roles = {r: one.file.binding.regions[r].role for r in regions}
         assert all(counts[runs_of(r)] >= 1 for r, role in roles.items() if role == "body")
         chosen = [counts[runs_of(r)] for r, role in roles.items() if role != "body"]

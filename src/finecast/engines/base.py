@@ -167,10 +167,14 @@ class Session(ABC):
 
     @abstractmethod
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once, with an empty state; outputs by name in model order.
+        """Run once, with an empty state; outputs by name in model order, the caller's own.
 
         Of a sequence all calls are run, and each output has those of all calls, joined along
         the axis in which they differ or the first, or flat where several do.
+
+        Raises:
+            UsageError: If the feeds do not fit the inputs.
+            EngineError: If the engine fails.
         """
 
     def begin(self, feeds: Feeds) -> None:
@@ -189,7 +193,11 @@ class Session(ABC):
             self.step(call)
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """Time of each kernel, without other load, from ``repeats`` runs; empty if unknown."""
+        """Time of each kernel, without other load, from ``repeats`` runs; empty if unknown.
+
+        Raises:
+            UsageError: If kernels are known to sessions loaded with ``profiling`` alone.
+        """
         del feeds, repeats
         return []
 

@@ -535,6 +535,11 @@ def fault_of_integers(
 
 
 _REDUCTIONS: Final = ("add", "mul", "max", "min")
+_QUICK_GELU: Final = _kernels("com.microsoft::QuickGelu")
+_BIAS_ADD: Final = _kernels("com.microsoft::BiasAdd")
+_SCATTER_ND: Final = _kernels("onnx::ScatterND", reduction=_REDUCTIONS)
+_SCATTER_SUMS: Final = _kernels("onnx::ScatterElements", reduction=("add", "mul"))
+_SCATTER: Final = _kernels("onnx::ScatterElements", reduction=_REDUCTIONS)
 _FP16: Final = frozenset({Format.FP16})
 _BF16: Final = frozenset({Format.BF16})
 _INT8: Final = frozenset({Format.INT8})
@@ -550,33 +555,11 @@ FAULTS: Final[tuple[Fault, ...]] = (
     Fault(name="openvino-sums-of-codes", formats=_INT8, find=sums_of_codes),
     Fault(name="openvino-reduced-codes", formats=_INT8, find=_reduced_codes),
     Fault(name="openvino-depthwise-volumes", formats=_INT8, find=_depthwise_volumes),
-    Fault(
-        name="openvino-quick-gelu",
-        device="",
-        formats=_FP16 | _BF16,
-        find=_kernels("com.microsoft::QuickGelu"),
-    ),
-    Fault(
-        name="openvino-bias-add",
-        device="",
-        formats=_BF16,
-        find=_kernels("com.microsoft::BiasAdd"),
-    ),
-    Fault(
-        name="onnxruntime-scatter-nd",
-        formats=_FP16 | _BF16,
-        find=_kernels("onnx::ScatterND", reduction=_REDUCTIONS),
-    ),
-    Fault(
-        name="onnxruntime-scatter-elements",
-        formats=_FP16,
-        find=_kernels("onnx::ScatterElements", reduction=("add", "mul")),
-    ),
-    Fault(
-        name="onnxruntime-scatter-elements",
-        formats=_BF16,
-        find=_kernels("onnx::ScatterElements", reduction=_REDUCTIONS),
-    ),
+    Fault(name="openvino-quick-gelu", device="", formats=_FP16 | _BF16, find=_QUICK_GELU),
+    Fault(name="openvino-bias-add", device="", formats=_BF16, find=_BIAS_ADD),
+    Fault(name="onnxruntime-scatter-nd", formats=_FP16 | _BF16, find=_SCATTER_ND),
+    Fault(name="onnxruntime-scatter-elements", formats=_FP16, find=_SCATTER_SUMS),
+    Fault(name="onnxruntime-scatter-elements", formats=_BF16, find=_SCATTER),
     Fault(name="onnxruntime-eye-like", formats=_FP16, find=_kernels("onnx::EyeLike")),
     Fault(
         name="torch-low-samplers",

@@ -56,18 +56,9 @@ def exact_session(model: Any, *, optimizing: bool = True, apart: bool = False) -
                     " run onnx.checker.check_model(path, full_check=True), and export it again"
                 )
             raise EngineError(error.what, where=error.where, fix=fix) from error
-    engine = get_engine(_engine_of(type(model).__module__))
+    home, entries = type(model).__module__, (e for p in plugins() for e in p.frontends)
+    engine = get_engine(next(entry.runners[0] for entry in entries if entry.opens(home)))
     return engine.load_tried(model) if apart else engine.load(model)
-
-
-def _engine_of(home: str) -> str:
-    """The engine of the frontend whose package ``home`` is in."""
-    return next(
-        entry.runners[0]
-        for plugin in plugins()
-        for entry in plugin.frontends
-        if entry.opens(home)
-    )
 
 
 def _taken_from(model: Any) -> str:

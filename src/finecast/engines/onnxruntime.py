@@ -41,6 +41,7 @@ from finecast.engines.source import ModelSource, ModelStep, read_source, to_run
 from finecast.errors import EngineError, NoKernelError, UsageError, not_imported
 from finecast.files.staging import staging
 from finecast.frontends.dry_run import DryRun, warm_up
+from finecast.frontends.dry_run_worker import onnxruntime_options, plain
 from finecast.frontends.onnx.restating import lowered
 from finecast.graph import Node
 from finecast.numbers.formats import Format
@@ -94,7 +95,6 @@ _NEED_ROWS = frozenset({"GRU", "LSTM"})
 # The CPU provider runs an fp16 op that it has no kernel for in fp32, between casts of its own;
 # of bf16 it knows only conversions.
 _EMULATED = frozenset({("CPUExecutionProvider", Format.FP16)})
-_SILENT = 4  # fatal only: failures reach the caller as exceptions
 
 
 @final
@@ -123,12 +123,7 @@ class OnnxRuntimeSession(Session):
         self._plain = all(s.dtype not in _ELEMENTS for s in (*self.inputs, *self.outputs))
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once; outputs by name in model order.
-
-        Raises:
-            UsageError: If the feeds do not fit the inputs.
-            EngineError: If ONNX Runtime fails.
-        """
+        """As ``Session.run``."""
         arrays = ordered_feeds(feeds, self.inputs)
         self._check(arrays)
         try:
@@ -145,12 +140,7 @@ class OnnxRuntimeSession(Session):
             ) from error
 
     def profile(self, feeds: Feeds, *, repeats: int = 5) -> list[KernelTime]:
-        """Least time of each kernel, slowest first.
-
-        Raises:
-            UsageError: If the session was loaded without ``profiling=True``.
-            EngineError: If ONNX Runtime fails.
-        """
+        """Least time of each kernel, slowest first."""
         if self._profile is None:
             raise UsageError("this session has no profile", fix="load with profiling=True")
         arrays = ordered_feeds(feeds, self.inputs)
@@ -192,23 +182,19 @@ class OnnxRuntimeSession(Session):
 
     def _check(self, arrays: Sequence[Array]) -> None:
         """Raise EngineError for inputs on which the model would end the process."""
-        empty = [s.name for s, a in zip(self.inputs, arrays, strict=True) if not a.size]
-        if empty:
-            self._check_rows(empty)
-        named = zip(self.inputs, arrays, strict=True)
-        self._dry_run.run(
-            arrays, lambda: [(s.name, a, _ELEMENTS.get(s.dtype)) for s, a in named]
-        )
-
-    def _check_rows(self, empty: Sequence[str]) -> None:
-        op = next((s.op for s in self._source.steps if s.op in _NEED_ROWS), "")
-        if op:
+        named = [*zip(self.inputs, arrays, strict=True)]
+        empty = next((spec.name for spec, array in named if not array.size), None)
+        needing = (step.op for step in self._source.steps if step.op in _NEED_ROWS)
+        if empty is not None and (op := next(needing, "")):
             raise EngineError(
-                f"the input {empty[0]!r} is empty, and ONNX Runtime ends the process where"
+                f"the input {empty!r} is empty, and ONNX Runtime ends the process where"
                 f" {op} reads no rows or no steps",
                 where=self._where,
                 fix="give sequences of at least one step",
             )
+        self._dry_run.run(
+            arrays, lambda: [(s.name, a, _ELEMENTS.get(s.dtype)) for s, a in named]
+        )
 
     def _run(
         self, session: onnxruntime.InferenceSession, arrays: Sequence[Array]
@@ -231,8 +217,8 @@ class OnnxRuntimeSession(Session):
             data = np.ascontiguousarray(array).reshape(array.shape)
             held.append(data)
             if spec.dtype in _ELEMENTS:
-                raw = data.view(np.dtype(f"u{data.dtype.itemsize}"))
-                value = OrtValue.ortvalue_from_numpy_with_onnx_type(raw, _ELEMENTS[spec.dtype])
+                kind = _ELEMENTS[spec.dtype]
+                value = OrtValue.ortvalue_from_numpy_with_onnx_type(plain(data), kind)
             else:
                 value = OrtValue.ortvalue_from_numpy(data)
             binding.bind_ortvalue_input(spec.name, value)
@@ -294,11 +280,7 @@ class OnnxRuntimeEngine(Engine):
         self._provider = match + _SUFFIX
 
     def load(self, model: Path | bytes, *, profiling: bool = False) -> OnnxRuntimeSession:
-        """Open a session on an ONNX file (external data beside it) or its bytes.
-
-        Raises:
-            EngineError: If it is not an ONNX model, or has an op without kernel.
-        """
+        """Open a session on an ONNX file (external data beside it) or its bytes."""
         where = str(model) if isinstance(model, Path) else ""
         model, source = to_run(model)
         opener = _SessionOpener(model, self._provider, self._options)
@@ -338,21 +320,13 @@ class OnnxRuntimeEngine(Engine):
         return f"tensor({ONNX_NAMES.get(fmt.label)})" in kernels[key]
 
     def load_probe(self, probe: Probe, fmt: Format) -> OnnxRuntimeSession:
-        """A session of the probe as plans in ``fmt`` are written for this engine.
-
-        Raises:
-            EngineError: If it has no kernels in the format.
-        """
+        """A session of the probe as plans in ``fmt`` are written for this engine."""
         return self.load(lowered(build(probe, fmt), self.name))
 
     def load_streams(
         self, model: Path | bytes, fmt: Format = Format.FP32
     ) -> OnnxRuntimeStreams:
-        """A session whose runs take one thread each, and threads that call it.
-
-        Raises:
-            EngineError: As ``load``; or if ``fmt`` is not fp32, for there are no hints.
-        """
+        """A session whose runs take one thread each, and threads that call it."""
         if fmt is not Format.FP32:
             raise EngineError(f"ONNX Runtime has no precision hint for {fmt.label}")
         return OnnxRuntimeStreams(self.as_one_stream().load(model).run, cpus())
@@ -429,16 +403,7 @@ class _SessionOpener:
         import onnxruntime
 
         stated = self.settings()
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = _SILENT
-        options.intra_op_num_threads = stated["threads"]
-        if not stated["optimizing"]:
-            level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            options.graph_optimization_level = level
-        for name, value in stated["entries"].items():
-            options.add_session_config_entry(name, value)
-        if not self._asked.spinning:
-            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options = onnxruntime_options(stated, spinning=self._asked.spinning)
         if folder is not None:
             options.enable_profiling = True
             options.profile_file_prefix = str(folder / "trace")
@@ -584,12 +549,7 @@ class OnnxRuntimeStreams:
         return self._requests
 
     def serve(self, feeds: Sequence[Feeds]) -> None:
-        """Run the model on each of ``feeds``, as soon as a thread is free.
-
-        Raises:
-            UsageError: If the feeds do not fit the inputs.
-            EngineError: If ONNX Runtime fails.
-        """
+        """Run the model on each of ``feeds``, as soon as a thread is free."""
         for _ in self._threads.map(self._run, feeds):
             pass
 

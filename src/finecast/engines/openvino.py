@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, final
 
 import numpy as np
 
@@ -45,7 +45,6 @@ from finecast.engines.openvino_names import (
     kernels_of,
     model_source,
     nodes_by_friendly_name,
-    op_names,
     specs_of,
     stored_in,
     with_unread,
@@ -53,7 +52,14 @@ from finecast.engines.openvino_names import (
 from finecast.engines.source import ModelSource, to_run
 from finecast.errors import EngineError, FinecastError, ModelError, UsageError, not_imported
 from finecast.frontends.dry_run import DryRun, Feed, Kept, warm_up
-from finecast.frontends.dry_run_worker import KernelFacts, OpFacts, PortFacts, ops_of, ports_of
+from finecast.frontends.dry_run_worker import (
+    KernelFacts,
+    OpFacts,
+    PortFacts,
+    ops_of,
+    plain,
+    ports_of,
+)
 from finecast.frontends.dry_run_worker import kernels_of as runtime_kernels
 from finecast.frontends.onnx.functions import without_functions
 from finecast.frontends.onnx.model import without_links
@@ -107,7 +113,7 @@ class OpenVinoSession(Session):
 
     def __init__(
         self,
-        made: tuple[_Loaded, SizeCheck],
+        made: tuple[_Here | _Elsewhere, SizeCheck],
         source: ModelSource,
         *,
         where: str,
@@ -128,14 +134,7 @@ class OpenVinoSession(Session):
         self._shapes: list[tuple[int, ...]] | None = None  # those of the last run
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once, with an empty state; the outputs are the caller's own copies.
-
-        Of a sequence all calls are run, as ``Session.run`` says.
-
-        Raises:
-            UsageError: If the feeds do not fit the inputs.
-            EngineError: If OpenVINO fails.
-        """
+        """As ``Session.run``."""
         if isinstance(feeds, Steps):
             return joined(outputs_of_calls(self, feeds))
         self.reset()
@@ -166,12 +165,7 @@ class OpenVinoSession(Session):
             self._model.reset()
 
     def step(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once on the state that the step before left.
-
-        Raises:
-            UsageError: If the feeds do not fit the inputs.
-            EngineError: If OpenVINO fails.
-        """
+        """Run once on the state that the step before left."""
         return {name: array.copy() for name, array in self.lend(feeds).items()}
 
     def lend(self, feeds: Feeds) -> dict[str, Array]:
@@ -203,10 +197,6 @@ class OpenVinoSession(Session):
         the mean over all runs since it compiled, in whole microseconds. The time of a single
         run follows from the change of the mean, to within some microseconds; so the minimum
         would be noise, and for kernels shorter than that the mean of the runs is given.
-
-        Raises:
-            UsageError: If the session was loaded without ``profiling=True``.
-            EngineError: If OpenVINO fails.
         """
         if self._names is None or not isinstance(self._model, _Here):
             raise UsageError("this session has no profile", fix="load with profiling=True")
@@ -247,11 +237,7 @@ class OpenVinoSession(Session):
         return sorted(kernels, key=lambda k: -k.time_s)
 
     def kernel_formats(self) -> Sequence[KernelFormats]:
-        """The formats of each kernel that runs nodes of the model.
-
-        Raises:
-            UsageError: If the session was loaded without ``profiling=True``.
-        """
+        """The formats of each kernel that runs nodes of the model; raises as ``profile``."""
         if self._names is None:
             raise UsageError("this session has no profile", fix="load with profiling=True")
         facts = self._model.kernels()
@@ -312,32 +298,13 @@ def _signatures(facts: Sequence[KernelFacts], feeds: Feeds) -> dict[str, str]:
     }
 
 
-class _Loaded(Protocol):
-    """A compiled model with one request, in this process or in another one."""
-
-    inputs: Sequence[PortFacts]
-    outputs: Sequence[PortFacts]
-    keeps_state: bool
-
-    def kernels(self) -> Sequence[KernelFacts]:
-        """Its kernels, in the order in which they run."""
-        ...
-
-    def infer(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """Run once; the outputs in order, which the next run may overwrite.
-
-        Raises RuntimeError if OpenVINO fails.
-        """
-        ...
-
-    def reset(self) -> None:
-        """Empty the state."""
-        ...
-
-
 @final
 class _Here:
-    """A model compiled in this process; the other one runs it first, once for each shape."""
+    """A model compiled in this process; the other one runs it first, once for each shape.
+
+    ``infer`` gives the outputs in order, which the next run may overwrite, and raises
+    RuntimeError if OpenVINO fails; so it is in ``_Elsewhere``.
+    """
 
     def __init__(self, compiled: openvino.CompiledModel, dry_run: DryRun) -> None:
         self.compiled = compiled
@@ -441,11 +408,7 @@ class OpenVinoEngine(Engine):
             )
 
     def load(self, model: Loadable, *, profiling: bool = False) -> OpenVinoSession:
-        """Compile an ONNX file (external data beside it), its bytes, or OpenVINO's own models.
-
-        Raises:
-            EngineError: If it is no such model, or OpenVINO cannot convert or compile it.
-        """
+        """Compile an ONNX file (external data beside it), its bytes, or OpenVINO's own."""
         return self._load(model, "f32", profiling=profiling, named=profiling)
 
     def reads(self, model: Loadable) -> bool:
@@ -458,11 +421,7 @@ class OpenVinoEngine(Engine):
             return False
 
     def load_hinted(self, model: Loadable, fmt: Format) -> OpenVinoSession:
-        """Load a model under the precision hint for ``fmt``.
-
-        Raises:
-            EngineError: As ``load``; or if there is no hint for the format.
-        """
+        """Load a model under the precision hint for ``fmt``."""
         return self._load(model, _hint(fmt), profiling=False, named=True)
 
     def load_tried(self, model: Loadable) -> OpenVinoSession:
@@ -482,11 +441,7 @@ class OpenVinoEngine(Engine):
         return self.load_hinted(model, Format.FP32)
 
     def load_streams(self, model: Loadable, fmt: Format = Format.FP32) -> OpenVinoStreams:
-        """Load a model under the hints for throughput and for precision ``fmt``.
-
-        Raises:
-            EngineError: As ``load_hinted``; or if the model keeps a state between requests.
-        """
+        """Load a model, which must keep no state, under the hint for throughput, too."""
         where = str(model) if isinstance(model, Path) else ""
         settings = self.as_one_stream()._settings(_hint(fmt))
         with self._compiled(model, where, settings) as ((loaded, _), source, _):
@@ -502,11 +457,7 @@ class OpenVinoEngine(Engine):
         return self._configured(threads=1)
 
     def configured(self, settings: Mapping[str, str]) -> OpenVinoEngine:
-        """The same device with these properties.
-
-        Raises:
-            UsageError: If the device has no such property.
-        """
+        """The same device with these properties."""
         known = self._core.get_property(self.device, "SUPPORTED_PROPERTIES")
         for name in settings:
             if name not in known:
@@ -601,7 +552,7 @@ class OpenVinoEngine(Engine):
                 [content.with_suffix(WEIGHTS_SUFFIX).name] if isinstance(content, Path) else []
             )
             tried = attempt(self._dry_run(content, where, settings, described, beside))
-        yield own, source, lambda ops=None: op_names(own), tried
+        yield own, source, lambda ops=None: {s.name: (s.name,) for s in source.steps}, tried
 
     def _dry_run(
         self,
@@ -828,8 +779,7 @@ def tensor_of(data: Array, kind: Any) -> openvino.Tensor:
     """A tensor of type ``kind`` in the memory of ``data``, which has to outlive it."""
     import openvino
 
-    if data.dtype.kind == "V" or data.dtype.name.startswith(("bfloat", "float8")):
-        raw = data.view(np.dtype(f"u{data.dtype.itemsize}"))
+    if (raw := plain(data)) is not data:
         return openvino.Tensor(raw, list(data.shape), kind)
     return openvino.Tensor(data, shared_memory=data.dtype.kind != "O")
 
@@ -860,12 +810,7 @@ class OpenVinoStreams:
         return len(self._queue)
 
     def serve(self, feeds: Sequence[Feeds]) -> None:
-        """Run the model on each of ``feeds``, as soon as a request is free.
-
-        Raises:
-            UsageError: If the feeds do not fit the inputs.
-            EngineError: If OpenVINO fails.
-        """
+        """Run the model on each of ``feeds``, as soon as a request is free."""
         shared: list[list[Array]] = []  # requests read them until they are done
         try:
             for arrays in [ordered_feeds(one, self._inputs) for one in feeds]:

@@ -188,11 +188,6 @@ def model_source(model: openvino.Model) -> ModelSource:
     )
 
 
-def op_names(model: openvino.Model) -> dict[str, tuple[str, ...]]:
-    """The step of each op, by the op's name: both have the same."""
-    return {s.name: (s.name,) for s in model_source(model).steps}
-
-
 def _spec(port: openvino.Output) -> TensorSpec:
     label = label_of(port.get_element_type())
     return TensorSpec(name=port_name(port), dtype=label, shape=shape_of(port))

@@ -17,7 +17,8 @@ from finecast.frontends.onnx.editor import ROUNDING
 from finecast.frontends.onnx.miscomputed import miscomputed
 from finecast.frontends.onnx.model import EXTERNAL_ABOVE_BYTES, place_files
 from finecast.frontends.onnx.stream import GRAPH_INITIALIZER, MODEL_GRAPH
-from finecast.frontends.wire import Field, fields, prefix, undecodable
+from finecast.frontends.onnx.types import bodies_in
+from finecast.frontends.wire import fields, inside, prefix, texts, undecodable
 from finecast.numbers.formats import Format
 
 if TYPE_CHECKING:
@@ -163,19 +164,16 @@ _TO_RUN: Final = "finecast-run.onnx"
 
 
 def _depth(graph: onnx.GraphProto) -> int:
-    return max((1 + _depth(body) for body in _bodies(graph)), default=0)
+    inner = (body for node in graph.node for body in bodies_in(node))
+    return max((1 + _depth(body) for body in inner), default=0)
 
 
 def _rounded(graph: onnx.GraphProto) -> Iterator[str]:
-    notes = (p for node in graph.node for p in node.metadata_props if p.key == ROUNDING)
-    yield from (note.value.partition(" ")[0] for note in notes)
-    for body in _bodies(graph):
-        yield from _rounded(body)
-
-
-def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    for attribute in (a for node in graph.node for a in node.attribute):
-        yield from (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs)
+    for node in graph.node:
+        notes = (p for p in node.metadata_props if p.key == ROUNDING)
+        yield from (note.value.partition(" ")[0] for note in notes)
+        for body in bodies_in(node):
+            yield from _rounded(body)
 
 
 def _light(model: Path | bytes) -> tuple[bytes, frozenset[str], frozenset[str]]:
@@ -226,12 +224,11 @@ def _step(node: onnx.NodeProto) -> ModelStep:
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
     yield from node.input
-    for attribute in node.attribute:
-        for body in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-            inner = {value for step in body.node for value in step.output}
-            inner.update(value.name for value in body.input)
-            for step in body.node:
-                yield from (value for value in _reads(step) if value not in inner)
+    for body in bodies_in(node):
+        inner = {value for step in body.node for value in step.output}
+        inner.update(value.name for value in body.input)
+        for step in body.node:
+            yield from (value for value in _reads(step) if value not in inner)
 
 
 # An encoded ONNX model without its weights, cut from the protobuf message.
@@ -240,9 +237,8 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 # count as memory that the engine used.
 
 _GRAPH_SPARSE_INITIALIZER = 15
-_TENSOR_NAME = 8
-_TENSOR_EXTERNAL = 13
-_ENTRY_KEY, _ENTRY_VALUE = 1, 2
+_TENSOR_NAME, _TENSOR_EXTERNAL = (8,), (13,)
+_ENTRY_KEY, _ENTRY_VALUE = (1,), (2,)
 
 
 def without_weights(data: memoryview) -> tuple[bytes, frozenset[str], frozenset[str]]:
@@ -261,24 +257,13 @@ def without_weights(data: memoryview) -> tuple[bytes, frozenset[str], frozenset[
         graph: list[memoryview] = []
         for part in fields(data, field.content, field.end):
             if part.number == GRAPH_INITIALIZER:
-                names.update(_texts(data, part, _TENSOR_NAME))
-                files.update(_locations(data, part))
+                span = part.content, part.end
+                names.update(texts(data, span, _TENSOR_NAME))
+                for entry in inside(data, span, _TENSOR_EXTERNAL):
+                    if "location" in texts(data, entry, _ENTRY_KEY):
+                        files.update(texts(data, entry, _ENTRY_VALUE))
             elif part.number != _GRAPH_SPARSE_INITIALIZER:
                 graph.append(data[part.start : part.end])
         body = b"".join(graph)
         kept.append(prefix(MODEL_GRAPH, len(body)) + body)
     return b"".join(kept), frozenset(names), frozenset(files)
-
-
-def _texts(data: memoryview, message: Field, number: int) -> Iterator[str]:
-    """The fields of a message that are text and have this number."""
-    for field in fields(data, message.content, message.end):
-        if field.number == number:
-            yield bytes(data[field.content : field.end]).decode("utf-8", "replace")
-
-
-def _locations(data: memoryview, tensor: Field) -> Iterator[str]:
-    """The file that a tensor's numbers lie in, if they are not in the model's own."""
-    for field in fields(data, tensor.content, tensor.end):
-        if field.number == _TENSOR_EXTERNAL and "location" in _texts(data, field, _ENTRY_KEY):
-            yield from _texts(data, field, _ENTRY_VALUE)

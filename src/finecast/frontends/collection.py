@@ -42,18 +42,12 @@ def paused_collection(*, keeps: bool = True) -> Generator[None]:
     finally:
         if was_enabled:
             _Uncollected.count += max(gc.get_count()[0] - before, 0)
-            _make_old()
+            if not gc.get_freeze_count():  # objects that the host program froze would thaw
+                # All objects move to the oldest generation, in a time that does not depend on
+                # them.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
-
-
-def _make_old() -> None:
-    """Move all objects to the oldest generation, in a time that does not depend on them.
-
-    Where the host program froze objects nothing is moved, as that would thaw them.
-    """
-    if not gc.get_freeze_count():
-        gc.freeze()
-        gc.unfreeze()
 
 
 def _count() -> int:

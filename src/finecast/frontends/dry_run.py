@@ -203,10 +203,6 @@ class DryRun:
         # Path.is_file raises where a name is too long for the file system.
         return [model, *(part for part in beside if os.path.isfile(part))]
 
-    @staticmethod
-    def _is_small_file(model: Path) -> bool:
-        return model.is_file() and model.stat().st_size <= MOST_BYTES
-
     def _size(self, model: Path | bytes) -> int:
         """Bytes of the model's files, or of a model that is given as bytes."""
         if isinstance(model, bytes):
@@ -253,7 +249,11 @@ class DryRun:
         hasher = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode())
         if isinstance(model, bytes):
             hasher.update(model)
-        elif (files := self._files(model)) == [model] and self._is_small_file(model):
+        elif (
+            (files := self._files(model)) == [model]
+            and model.is_file()
+            and model.stat().st_size <= MOST_BYTES
+        ):
             # As the same bytes in memory: a written model is one that was tried before.
             hasher.update(model.read_bytes())
         else:

@@ -19,7 +19,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -47,23 +47,10 @@ _Feeds: TypeAlias = Sequence[tuple[str, Any, Any]]
 _Stage: TypeAlias = Callable[[str], None]
 
 
-class _Loaded(Protocol):
-    """A model that a library has loaded."""
-
-    def told(self) -> Mapping[str, Any] | None:
-        """What the library tells of it, for JSON; None if runs give no outputs."""
-        ...
-
-    def kernels(self) -> Sequence[KernelFacts]:
-        """Its kernels, if the library tells them."""
-        ...
-
-    def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
-        """Run once, with an empty state if ``fresh``; the outputs in order, or nothing."""
-        ...
-
-
+_Loaded: TypeAlias = "_OpenVinoModel | Callable[[_Feeds], object]"
+"""A model that a library has loaded; a function if nobody asks for the outputs of its runs."""
 _Load: TypeAlias = Callable[[Mapping[str, Any], "str | bytes"], "_Loaded | None"]
+_Answer: TypeAlias = tuple[dict[str, Any], bytes]
 
 
 class PortFacts(TypedDict):
@@ -223,10 +210,6 @@ class _OpenVinoModel:
             "keeps_state": self.keeps_state,
         }
 
-    def kernels(self) -> Sequence[KernelFacts]:
-        """Its kernels, in the order in which they run."""
-        return kernels_of(self.compiled)
-
     def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
         """Run once; the request's own outputs, which the next run overwrites."""
         import openvino
@@ -245,24 +228,21 @@ class _OpenVinoModel:
         return [self.request.get_output_tensor(index) for index in range(count)]
 
 
-class _Run:
-    """A model whose outputs nobody asks for."""
+def onnxruntime_options(settings: Mapping[str, Any], *, spinning: bool) -> Any:
+    """Options of a session; with ``spinning`` its threads wait busily within a run."""
+    import onnxruntime
 
-    def __init__(self, run: Callable[[_Feeds], object]) -> None:
-        self.call = run
-
-    def told(self) -> None:
-        """Nothing."""
-
-    def kernels(self) -> Sequence[KernelFacts]:
-        """None are told."""
-        return ()
-
-    def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
-        """Run once."""
-        del fresh
-        self.call(feeds)
-        return ()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # fatal only: failures reach the caller as exceptions
+    options.intra_op_num_threads = settings["threads"]
+    if not settings["optimizing"]:
+        level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.graph_optimization_level = level
+    for name, value in settings["entries"].items():
+        options.add_session_config_entry(name, value)
+    if not spinning:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
 
 
 def _onnxruntime(tell_stage: _Stage) -> _Load:
@@ -270,19 +250,10 @@ def _onnxruntime(tell_stage: _Stage) -> _Load:
     from onnxruntime import OrtValue
 
     def load(settings: Mapping[str, Any], model: str | bytes) -> _Loaded:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = settings["threads"]
-        if not settings["optimizing"]:
-            level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-            options.graph_optimization_level = level
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        for name, value in settings["entries"].items():
-            options.add_session_config_entry(name, value)
         tell_stage("compiled")
         session = onnxruntime.InferenceSession(
             model,
-            options,
+            onnxruntime_options(settings, spinning=False),
             providers=settings["providers"],
             disabled_optimizers=settings["left_out"],
         )
@@ -296,7 +267,7 @@ def _onnxruntime(tell_stage: _Stage) -> _Load:
             }
             session.run_with_ort_values([o.name for o in session.get_outputs()], tensors)
 
-        return _Run(run)
+        return run
 
     return load
 
@@ -319,7 +290,7 @@ def _tensorflow(tell_stage: _Stage) -> _Load:
             arrays = {name: array for name, array, _ in feeds}
             session.run(settings["outputs"], arrays)
 
-        return _Run(run)
+        return run
 
     return load
 
@@ -382,52 +353,48 @@ class _Served:
 
     def answer(
         self, request: Mapping[str, Any], payload: bytes, tell_stage: _Stage
-    ) -> tuple[dict[str, Any], bytes]:
+    ) -> _Answer:
         """Do what ``request`` calls for; raises what the library raises."""
         self.stages[:] = [tell_stage]
         for key in request["drop"]:
             if (kept := self.kept.pop(key, None)) is not None:
                 self._hold(key, *kept)
         calls = {
-            "load": self.load,
-            "keep": self.keep,
-            "run": self.run,
-            "kernels": self.kernels,
+            call.__name__: call for call in (self.load, self.keep, self.run, self.kernels)
         }
         try:
             return calls[request["call"]](request, payload)
         except MemoryError as error:  # the caller reads its text, as that of other errors
             raise RuntimeError(str(error)) from error
 
-    def load(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    def load(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
         """Load a model and hold it, if it is not too large."""
         loaded = self._loaded(request, payload)
         if loaded is not None:
             self._hold(request["key"], *loaded)
         return {"status": "done"}, b""
 
-    def keep(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    def keep(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
         """Load a model, unless it is here, and keep it; absent if it tells nothing."""
         key = request["key"]
-        known = (
-            self.kept.get(key) or self.held.pop(key, None) or self._loaded(request, payload)
-        )
-        facts = None if known is None else known[0].told()
+        here = self.kept.get(key) or self.held.pop(key, None)
+        known = here or self._loaded(request, payload)
+        model = None if known is None else known[0]
+        facts = model.told() if isinstance(model, _OpenVinoModel) else None
         if known is None or facts is None:
             return {"status": "absent"}, b""
         self.kept[key] = known
         return {"status": "done", "told": facts}, b""
 
-    def kernels(
-        self, request: Mapping[str, Any], payload: bytes
-    ) -> tuple[dict[str, Any], bytes]:
+    def kernels(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
         """The kernels of a model that is kept; absent if it is not here."""
         del payload
-        if (known := self.kept.get(request["key"])) is None:
+        model, _ = self.kept.get(request["key"], (None, 0))
+        if not isinstance(model, _OpenVinoModel):
             return {"status": "absent"}, b""
-        return {"status": "done", "kernels": known[0].kernels()}, b""
+        return {"status": "done", "kernels": kernels_of(model.compiled)}, b""
 
-    def run(self, request: Mapping[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+    def run(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
         """Run a model; absent if it is not here. Outputs are given of one that is kept."""
         key = request["key"]
         if key not in self.kept and key not in self.held:
@@ -442,16 +409,19 @@ class _Served:
             for (name, _, _, kind), array in zip(request["feeds"], arrays, strict=True)
         ]
         self.stages[-1]("run")
-        tensors = loaded.run(feeds, fresh=request["fresh"])
+        tensors: Sequence[Any] = ()
+        if isinstance(loaded, _OpenVinoModel):
+            tensors = loaded.run(feeds, fresh=request["fresh"])
+        else:
+            loaded(feeds)
         if key not in self.kept:
             if resident_bytes() > _MOST_RESIDENT_BYTES:
                 self.held.clear()  # the process that asks needs as much to run them itself
             return {"status": "done"}, b""
         outputs = [plain(np.array(tensor.data)) for tensor in tensors]
         types_and_shapes = [(array.dtype.str, array.shape) for array in outputs]
-        return {"status": "done", "outputs": types_and_shapes}, b"".join(
-            a.tobytes() for a in outputs
-        )
+        content = b"".join(array.tobytes() for array in outputs)
+        return {"status": "done", "outputs": types_and_shapes}, content
 
     def _loaded(
         self, request: Mapping[str, Any], payload: bytes

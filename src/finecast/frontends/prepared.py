@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from finecast.frontends.joining import ModelPair
-from finecast.frontends.native_model import (
-    NativeModel,
-    with_mean_errors,
-    with_runs,
-    with_switches,
-)
+from finecast.frontends.native_model import NativeModel
 from finecast.frontends.replaying import Restated, resolve_io
 from finecast.graph import Graph, Node
-from finecast.numbers.encodings import Encodings
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
-from finecast.planning.biases import Bias
 from finecast.planning.edits import Edit
-from finecast.planning.points import Switch
 from finecast.rules.policy import Adjust
 
 
@@ -149,29 +141,9 @@ class PreparedModel(ABC):
         del by_types
         return ModelPair.of(self.roundable(), low.roundable())
 
-    @final
-    def with_switches(self, switches: Sequence[Switch]) -> Any:
-        """A native copy in fp32 with these roundings, which its input ``SWITCH`` turns on."""
-        return with_switches(self.roundable(), switches)
-
-    @final
-    def with_runs(self, regions: Iterable[int]) -> Any:
-        """A native copy that outputs how often each of these bodies runs in a call."""
-        return with_runs(self.roundable(), regions)
-
     @abstractmethod
     def static_shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Shapes by observable name, as far as they can be inferred from those of inputs."""
-
-    @final
-    def with_mean_errors(
-        self,
-        formats: Mapping[int, Format],
-        encodings: Mapping[int, Encodings],
-        places: Sequence[Bias],
-    ) -> Any:
-        """A native copy that outputs the mean error by channel of each product on codes."""
-        return with_mean_errors(self.roundable(), self.roundable(), formats, encodings, places)
 
     def adjusted(self, adjustments: Sequence[Adjustment]) -> PreparedModel:
         """A copy with these adjustments, as a plan that has them makes it before its edits."""

@@ -7,15 +7,13 @@ makes one model of all signatures, with the inputs and outputs of each.
 from __future__ import annotations
 
 import json
-import mmap
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 from finecast.errors import ModelError
-from finecast.frontends.wire import fields
+from finecast.frontends.wire import Span, inside, mapped, texts
 from finecast.naming import listed
 
 NOTES_FILE: Final = Path("assets.extra") / "finecast.json"
@@ -61,7 +59,6 @@ _SIGNATURE, _KEY, _OUTPUT, _OUTPUT_TENSOR = (5,), (1,), (2, 2), (2, 1)
 _NODE, _FUNCTION = (2, 1), (2, 2, 1)
 _NODE_NAME, _NODE_OP, _CALLED = (1,), (2,), (5, 2, 10, 1)
 _FUNCTION_NAME, _FUNCTION_NODE = (1, 1), (3,)
-_Span: TypeAlias = tuple[int, int]
 
 
 def taken_signature(folder: Path) -> str:
@@ -100,10 +97,10 @@ def taken_signature(folder: Path) -> str:
 
 def _signatures(file: Path) -> dict[str, tuple[str, ...]]:
     """For each signature's name, its outputs and the functions or tensors they come from."""
-    with _mapped(file) as data:
+    with mapped(file) as data:
         return {
             name: content
-            for graph in _inside(data, (0, len(data)), _META_GRAPH)
+            for graph in inside(data, (0, len(data)), _META_GRAPH)
             for name, content in sorted(_of_graph(data, graph))
             if not name.startswith(_HIDDEN)
         }
@@ -117,8 +114,8 @@ def check_saved_state(folder: Path) -> None:
     """
     file = folder / _FILE
     try:
-        with _mapped(file) as data:
-            graphs = _inside(data, (0, len(data)), _META_GRAPH)
+        with mapped(file) as data:
+            graphs = inside(data, (0, len(data)), _META_GRAPH)
             served = [op for graph in graphs for op in _served_ops(data, graph)]
     except (OSError, ValueError):
         return  # OpenVINO says what is wrong with it
@@ -153,33 +150,25 @@ def check_state(ops: Iterable[tuple[str, str]], where: str) -> None:
     )
 
 
-@contextmanager
-def _mapped(file: Path) -> Generator[memoryview]:
-    with file.open("rb") as opened, mmap.mmap(
-        opened.fileno(), 0, access=mmap.ACCESS_READ
-    ) as mapped, memoryview(mapped) as data:  # fmt: skip
-        yield data
-
-
-def _served_ops(data: memoryview, graph: _Span) -> Iterator[tuple[str, str]]:
+def _served_ops(data: memoryview, graph: Span) -> Iterator[tuple[str, str]]:
     """Types and names of the ops in the functions that served outputs are computed by."""
-    nodes = {_text(data, n, _NODE_NAME): n for n in _inside(data, graph, _NODE)}
-    functions = {_text(data, f, _FUNCTION_NAME): f for f in _inside(data, graph, _FUNCTION)}
+    nodes = {_text(data, n, _NODE_NAME): n for n in inside(data, graph, _NODE)}
+    functions = {_text(data, f, _FUNCTION_NAME): f for f in inside(data, graph, _FUNCTION)}
     served = {
         _text(data, output, _OUTPUT_TENSOR).partition(":")[0]
-        for entry in _inside(data, graph, _SIGNATURE)
+        for entry in inside(data, graph, _SIGNATURE)
         if not _text(data, entry, _KEY).startswith(_HIDDEN)
-        for output in _inside(data, entry, _OUTPUT)
+        for output in inside(data, entry, _OUTPUT)
     }
-    calls = [c for name in served for c in _texts(data, nodes.get(name, (0, 0)), _CALLED)]
+    calls = [c for name in served for c in texts(data, nodes.get(name, (0, 0)), _CALLED)]
     for function in _reached(data, functions, calls):
-        for node in _inside(data, function, _FUNCTION_NODE):
+        for node in inside(data, function, _FUNCTION_NODE):
             yield _text(data, node, _NODE_OP), _text(data, node, _NODE_NAME)
 
 
 def _reached(
-    data: memoryview, functions: Mapping[str, _Span], calls: list[str]
-) -> Iterator[_Span]:
+    data: memoryview, functions: Mapping[str, Span], calls: list[str]
+) -> Iterator[Span]:
     """The functions that ``calls`` name, and those that they call."""
     waiting, seen = list(calls), set(calls)
     while waiting:
@@ -187,46 +176,31 @@ def _reached(
         if function is None:
             continue
         yield function
-        for node in _inside(data, function, _FUNCTION_NODE):
-            new = set(_texts(data, node, _CALLED)) - seen
+        for node in inside(data, function, _FUNCTION_NODE):
+            new = set(texts(data, node, _CALLED)) - seen
             waiting += new
             seen |= new
 
 
-def _of_graph(data: memoryview, graph: _Span) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _of_graph(data: memoryview, graph: Span) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The signatures in a MetaGraphDef, as ``_signatures`` has them.
 
     An output's tensor is that of a node which calls a wrapper of the signature; the functions
     that the wrapper calls are the same for all names of one function.
     """
-    nodes = {_text(data, n, _NODE_NAME): n for n in _inside(data, graph, _NODE)}
-    functions = {_text(data, f, _FUNCTION_NAME): f for f in _inside(data, graph, _FUNCTION)}
-    for entry in _inside(data, graph, _SIGNATURE):
+    nodes = {_text(data, n, _NODE_NAME): n for n in inside(data, graph, _NODE)}
+    functions = {_text(data, f, _FUNCTION_NAME): f for f in inside(data, graph, _FUNCTION)}
+    for entry in inside(data, graph, _SIGNATURE):
         content: set[str] = set()
-        for output in _inside(data, entry, _OUTPUT):
+        for output in inside(data, entry, _OUTPUT):
             tensor = _text(data, output, _OUTPUT_TENSOR)
-            wrappers = _texts(data, nodes.get(tensor.partition(":")[0], (0, 0)), _CALLED)
+            wrappers = texts(data, nodes.get(tensor.partition(":")[0], (0, 0)), _CALLED)
             bodies = [functions[w] for w in wrappers if w in functions]
-            calls = [n for body in bodies for n in _inside(data, body, _FUNCTION_NODE)]
-            called = [name for node in calls for name in _texts(data, node, _CALLED)]
+            calls = [n for body in bodies for n in inside(data, body, _FUNCTION_NODE)]
+            called = [name for node in calls for name in texts(data, node, _CALLED)]
             content |= {f"{_text(data, output, _KEY)} {c}" for c in called or [tensor]}
         yield _text(data, entry, _KEY), tuple(sorted(content))
 
 
-def _inside(data: memoryview, span: _Span, path: tuple[int, ...]) -> Iterator[_Span]:
-    """The messages in ``span`` that a path of field numbers leads to."""
-    if not path:
-        yield span
-        return
-    for field in fields(data, *span):
-        if field.number == path[0]:
-            yield from _inside(data, (field.content, field.end), path[1:])
-
-
-def _texts(data: memoryview, span: _Span, path: tuple[int, ...]) -> list[str]:
-    spans = _inside(data, span, path)
-    return [bytes(data[a:b]).decode("utf-8", "replace") for a, b in spans]
-
-
-def _text(data: memoryview, span: _Span, path: tuple[int, ...]) -> str:
-    return next(iter(_texts(data, span, path)), "")
+def _text(data: memoryview, span: Span, path: tuple[int, ...]) -> str:
+    return next(iter(texts(data, span, path)), "")

@@ -6,7 +6,10 @@ of its language, in which ONNX's messages are declared, and gives bytes where it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import mmap
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 _VARINT: Final = 0
@@ -53,6 +56,37 @@ def fields(data: memoryview, position: int, end: int) -> Iterator[Field]:
         yield Field(number, start, content, position)
 
 
+Span: TypeAlias = tuple[int, int]
+"""Where a message's content begins and ends."""
+
+
+@contextmanager
+def mapped(path: Path) -> Generator[memoryview]:
+    """The bytes of a file, which are not in memory before they are read; none outlive this."""
+    with path.open("rb") as file, mmap.mmap(
+        file.fileno(), 0, access=mmap.ACCESS_READ
+    ) as content, memoryview(content) as data:  # fmt: skip
+        yield data
+
+
+def inside(data: memoryview, span: Span, path: tuple[int, ...]) -> Iterator[Span]:
+    """The messages in ``span`` that a path of field numbers leads to."""
+    if not path:
+        yield span
+        return
+    for field in fields(data, *span):
+        if field.number == path[0]:
+            yield from inside(data, (field.content, field.end), path[1:])
+
+
+def texts(data: memoryview, span: Span, path: tuple[int, ...]) -> list[str]:
+    """The text in the fields of ``span`` that a path of field numbers leads to."""
+    return [
+        bytes(data[start:end]).decode("utf-8", "replace")
+        for start, end in inside(data, span, path)
+    ]
+
+
 def undecodable(message: Any) -> str:
     """Where a message has text that is no UTF-8, and its bytes; empty if it has none.
 
@@ -68,7 +102,8 @@ def undecodable(message: Any) -> str:
         for name, repeated in texts:
             try:
                 value = getattr(message, name)
-                text = next((t for t in (value if repeated else [value]) if _bytes(t)), None)
+                held: list[Any] = value if repeated else [value]
+                text = next((text for text in held if isinstance(text, bytes)), None)
             except UnicodeDecodeError as error:  # older releases of protobuf
                 text = error.object
             if text is not None:
@@ -80,10 +115,6 @@ def undecodable(message: Any) -> str:
             elif message.HasField(name):
                 waiting.append((f"{place}{name}.", getattr(message, name)))
     return ""
-
-
-def _bytes(text: str | bytes) -> bool:
-    return isinstance(text, bytes)
 
 
 def _parts(kind: Any) -> _Parts:

@@ -214,13 +214,8 @@ class Graph:
 
     def static_shapes(self, names: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Shapes, by name, of the values in ``names`` (ids) whose sizes are all known."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for name, index in names.items():
-            shape = self.values[index].shape
-            sizes = tuple(d for d in shape or () if isinstance(d, int))
-            if shape is not None and len(sizes) == len(shape):
-                shapes[name] = sizes
-        return shapes
+        shapes = {name: self.values[index].fixed_shape for name, index in names.items()}
+        return {name: shape for name, shape in shapes.items() if shape is not None}
 
     @property
     def inputs(self) -> tuple[Value, ...]:

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import Any, Final
 
 from finecast.files.saved import SavedPart, converted
-from finecast.graph import ConstantStats, Graph, Node, Value
+from finecast.graph import ConstantStats, Graph, Node
 
 STRUCTURE_VERSION: Final = 3
 """Version of a structure: each op with its ports."""
@@ -260,14 +260,10 @@ def _mark(constant: ConstantStats) -> str:
 
 
 def _shape(graph: Graph, node: Node) -> str:
-    values = (graph.values[i] for i in node.outputs if i is not None)
-    return digest(*map(_sizes, values))
-
-
-def _sizes(value: Value) -> list[int | None] | None:
-    if value.shape is None:
-        return None
-    return [size if isinstance(size, int) else None for size in value.shape]
+    shapes = (graph.values[i].shape for i in node.outputs if i is not None)
+    return digest(
+        *(s if s is None else [n if isinstance(n, int) else None for n in s] for s in shapes)
+    )
 
 
 def _plain(name: str) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Final, NamedTuple, TypeAlias
 
@@ -61,7 +61,7 @@ Source = Hashable
 not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Side:
     """One model: its ops that compute from inputs, and the values that are equal.
 
@@ -70,8 +70,8 @@ class _Side:
         reads: What each op reads.
         results: How many results each op has.
         outputs: The outputs of the model, by a digest of the name.
-        live: Ops that compute from inputs.
         paired: Ops with a partner.
+        live: Ops that compute from inputs.
         same: For each op a name that it shares with equal ops on equal values.
     """
 
@@ -79,35 +79,22 @@ class _Side:
     reads: Sequence[Sequence[_Value]]
     results: Sequence[int]
     outputs: Mapping[str, _Value]
-    live: frozenset[int]
     paired: frozenset[int]
-    same: Sequence[int]
+    live: frozenset[int] = field(init=False)
+    same: Sequence[int] = field(init=False)
 
-    @classmethod
-    def of(
-        cls,
-        structure: Structure,
-        reads: Sequence[Sequence[_Value]],
-        results: Sequence[int],
-        outputs: Mapping[str, _Value],
-        paired: frozenset[int],
-    ) -> _Side:
-        return cls(
-            structure=structure,
-            reads=reads,
-            results=results,
-            outputs=outputs,
-            live=fed(structure),
-            paired=paired,
-            same=_classes(structure, reads),
-        )
+    def __post_init__(self) -> None:
+        self.live, self.same = fed(self.structure), _classes(self.structure, self.reads)
 
     @classmethod
     def of_graph(cls, graph: Graph, paired: frozenset[int]) -> _Side:
-        reads = [[_value(graph, i) for i in node.inputs] for node in graph.nodes]
-        results = [len(node.outputs) for node in graph.nodes]
-        outputs = {digest(value.name): _value(graph, value.id) for value in graph.outputs}
-        return cls.of(structure_of(graph), reads, results, outputs, paired)
+        return cls(
+            structure=structure_of(graph),
+            reads=[[_value(graph, i) for i in node.inputs] for node in graph.nodes],
+            results=[len(node.outputs) for node in graph.nodes],
+            outputs={digest(v.name): _value(graph, v.id) for v in graph.outputs},
+            paired=paired,
+        )
 
     @classmethod
     def of_structure(
@@ -129,7 +116,9 @@ class _Side:
             for port, name in enumerate(op.results if ported else ())
             if name
         }
-        return cls.of(structure, reads, results, outputs, paired)
+        return cls(
+            structure=structure, reads=reads, results=results, outputs=outputs, paired=paired
+        )
 
     def origin(self, value: _Value) -> _Value:
         """A value, or that which ops without a partner only hand on as it."""
@@ -248,7 +237,8 @@ def other_wiring(
         named = {v.name for v in before.inputs} == {v.name for v in after.inputs}
         orders = _other_orders(before, after)
     else:
-        sides, named, orders = _sides(_structure(before), _structure(after), ends), True, ()
+        one, two = (structure_of(s) if isinstance(s, Graph) else s for s in (before, after))
+        sides, named, orders = _sides(one, two, ends), True, ()
     wires = _Wires(one=sides[0], two=sides[1], pairs=pairs, named=named)
     names = {
         digest(value.name): f"output {value.name!r}"
@@ -265,10 +255,6 @@ def other_wiring(
         )
     )
     return frozenset(n for n in pairs if wires.differ(n)), (*dict.fromkeys(others), *orders)
-
-
-def _structure(side: Graph | Structure) -> Structure:
-    return structure_of(side) if isinstance(side, Graph) else side
 
 
 def _sides(

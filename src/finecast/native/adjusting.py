@@ -9,6 +9,7 @@ import numpy as np
 
 from finecast.engines.base import Engine, Feeds
 from finecast.engines.loading import exact_session, load_model
+from finecast.frontends.native_model import with_mean_errors
 from finecast.frontends.prepared import PreparedModel
 from finecast.native.gains import Gain, bias_gain, output_error
 from finecast.native.source import Source
@@ -57,7 +58,8 @@ class Adjuster:
         places = biases(graph, formats)
         if not places:
             return plan
-        errors = self.model.with_mean_errors(formats, encodings, places)
+        copies = self.model.roundable(), self.model.roundable()
+        errors = with_mean_errors(*copies, formats, encodings, places)
         session = exact_session(errors, apart=True)
         sums = [np.zeros(place.channels) for place in places]
         count = 0

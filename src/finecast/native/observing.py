@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from finecast.engines.base import Array, Feeds, calls_of, feeds_for, lent_outputs
 from finecast.engines.loading import exact_session
-from finecast.frontends.native_model import runs_of
+from finecast.frontends.native_model import runs_of, with_runs
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.graph.structure import SAME_NUMBERS
@@ -89,7 +89,9 @@ def unseen(
     graph = prepared.graph
     waiting = {node.region for node in graph.float_nodes if node.region}
     if waiting:
-        session = exact_session(prepared.with_runs(sorted(waiting)), optimizing=False)
+        session = exact_session(
+            with_runs(prepared.roundable(), sorted(waiting)), optimizing=False
+        )
         for feeds in batches():
             for call in lent_outputs(session, feeds_for(session, feeds)):
                 waiting -= {region for region in waiting if call[runs_of(region)].any()}

@@ -20,7 +20,6 @@ from finecast.engines.emulator import (
     exact_emulator,
     exact_session,
     prepare,
-    stored_low,
 )
 from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
@@ -33,6 +32,7 @@ from finecast.frontends.native_model import NativeModel
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared, from_model
 from finecast.frontends.onnx.draws import FIXED_FROM
 from finecast.frontends.onnx.opset import stated_for_engines
+from finecast.frontends.onnx.source_types import stored_formats
 from finecast.frontends.prepared import AppliedModel, PreparedModel
 from finecast.graph import ROUNDS, Dim, Graph, Node
 from finecast.native.acceptance import Pair, accept_fp32, nudged
@@ -318,7 +318,7 @@ class OnnxProgram(NativeProgram):
             plan,
             emulation,
             formats=_formats_in(prepared.graph, plan),
-            low=stored_low(prepared),
+            low=stored_formats(prepared.binding.values),
         )
 
 

@@ -31,6 +31,7 @@ from finecast.engines.base import (
 from finecast.engines.exact import Exact
 from finecast.engines.loading import exact_session
 from finecast.errors import EngineError
+from finecast.frontends.native_model import with_switches
 from finecast.frontends.prepared import PreparedModel
 from finecast.measure.environment import local_target
 from finecast.measure.timing_cache import TimingCache
@@ -220,7 +221,9 @@ def switched_probe(
 ) -> Probe:
     """A function from the state of all switches to the outputs on ``feeds``."""
     return SwitchedProbe(
-        lambda some: exact_session(prepared.with_switches(some), apart=True), switches, feeds
+        lambda some: exact_session(with_switches(prepared.roundable(), some), apart=True),
+        switches,
+        feeds,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from finecast.graph import Attribute, Dim, Graph, Node, Value
+from finecast.graph import Attribute, Graph, Node, Value
 from finecast.graph.structure import READS_SHAPE_ONLY
 from finecast.numbers.formats import Format
 from finecast.ops import FlopRule, by_name
@@ -161,14 +161,8 @@ def resolve_shape(value: Value, shapes: Shapes | None = None) -> Shape | None:
     """The shape of ``value``: as observed, else as declared; None if a dim is symbolic."""
     if shapes is not None and value.id in shapes:
         return shapes[value.id]
-    if value.shape is None:
-        return None
-    known = tuple(_extent(d) for d in value.shape)
-    return None if None in known else tuple(d for d in known if d is not None)
-
-
-def _extent(dim: Dim) -> int | None:
-    return dim if isinstance(dim, int) and dim >= 0 else None
+    sizes = value.fixed_shape
+    return None if sizes is None or min(sizes, default=0) < 0 else sizes
 
 
 def _shape(graph: Graph, index: int | None, shapes: Shapes | None) -> Shape | None:
@@ -205,30 +199,6 @@ _VIEWS = READS_SHAPE_ONLY | {"identity", "reshape", "flatten", "squeeze", "unsqu
 _PICKS = frozenset({"gather", "gather_nd", "gather_elements", "slice"})
 
 
-def _zero(_: _Sizes) -> float:
-    return 0.0
-
-
-def _per_output(s: _Sizes) -> float:
-    return math.prod(s.y())
-
-
-def _per_input(s: _Sizes) -> float:
-    return math.prod(s.x(0))
-
-
-def _transcendental(s: _Sizes) -> float:
-    return TRANSCENDENTAL_FLOPS * math.prod(s.y())
-
-
-def _softmax(s: _Sizes) -> float:
-    return SOFTMAX_FLOPS * math.prod(s.x(0))
-
-
-def _norm(s: _Sizes) -> float:
-    return NORM_FLOPS * math.prod(s.y())
-
-
 def _pool(s: _Sizes) -> float:
     window = s.attributes.get("kernel_shape")
     if not isinstance(window, tuple):
@@ -248,10 +218,6 @@ def _matmul(s: _Sizes) -> float:
 def _gemm(s: _Sizes) -> float:
     a = s.x(0, rank=2)
     return 2.0 * math.prod(s.y()) * (a[0] if s.integer("transA", 0) else a[1])
-
-
-def _addmm(s: _Sizes) -> float:
-    return 2.0 * math.prod(s.y()) * s.x(1, rank=1)[-1]
 
 
 def _einsum(s: _Sizes) -> float:
@@ -286,21 +252,6 @@ def _conv(s: _Sizes) -> float:
     return (
         2.0 * math.prod(s.y()) * math.prod(weights) / math.prod(weights[int(a)] for a in axes)
     )
-
-
-def _conv_transpose(s: _Sizes) -> float:
-    # W is [in, out / group, kernel...]: each input element is multiplied by W[in].
-    return 2.0 * math.prod(s.x(0)) * math.prod(s.x(1, rank=2)[1:])
-
-
-def _group_conv(s: _Sizes) -> float:
-    # W is [groups, out / groups, in / groups, kernel...].
-    return 2.0 * math.prod(s.y()) * math.prod(s.x(1, rank=3)[2:])
-
-
-def _group_conv_transpose(s: _Sizes) -> float:
-    # W is [groups, in / groups, out / groups, kernel...].
-    return 2.0 * math.prod(s.x(0)) * math.prod(s.x(1, rank=3)[2:])
 
 
 def _recurrent_sequence(s: _Sizes) -> float:
@@ -381,21 +332,24 @@ def _group_query_attention(s: _Sizes) -> float:
 
 
 COUNTS: Mapping[FlopRule, Callable[[_Sizes], float]] = {
-    FlopRule.ZERO: _zero,
-    FlopRule.PER_OUTPUT: _per_output,
-    FlopRule.PER_INPUT: _per_input,
-    FlopRule.TRANSCENDENTAL: _transcendental,
-    FlopRule.SOFTMAX: _softmax,
-    FlopRule.NORM: _norm,
+    FlopRule.ZERO: lambda s: 0.0,
+    FlopRule.PER_OUTPUT: lambda s: math.prod(s.y()),
+    FlopRule.PER_INPUT: lambda s: math.prod(s.x(0)),
+    FlopRule.TRANSCENDENTAL: lambda s: TRANSCENDENTAL_FLOPS * math.prod(s.y()),
+    FlopRule.SOFTMAX: lambda s: SOFTMAX_FLOPS * math.prod(s.x(0)),
+    FlopRule.NORM: lambda s: NORM_FLOPS * math.prod(s.y()),
     FlopRule.POOL: _pool,
     FlopRule.MATMUL: _matmul,
     FlopRule.GEMM: _gemm,
-    FlopRule.ADDMM: _addmm,
+    FlopRule.ADDMM: lambda s: 2.0 * math.prod(s.y()) * s.x(1, rank=1)[-1],
     FlopRule.EINSUM: _einsum,
     FlopRule.CONV: _conv,
-    FlopRule.CONV_TRANSPOSE: _conv_transpose,
-    FlopRule.GROUP_CONV: _group_conv,
-    FlopRule.GROUP_CONV_TRANSPOSE: _group_conv_transpose,
+    # Each input element is multiplied by W[in], of [in, out / group, kernel...]; with an axis
+    # of groups in front W is [groups, out / groups, in / groups, kernel...], and transposed
+    # [groups, in / groups, out / groups, kernel...].
+    FlopRule.CONV_TRANSPOSE: lambda s: 2.0 * math.prod((*s.x(0), *s.x(1, rank=2)[1:])),
+    FlopRule.GROUP_CONV: lambda s: 2.0 * math.prod((*s.y(), *s.x(1, rank=3)[2:])),
+    FlopRule.GROUP_CONV_TRANSPOSE: lambda s: 2.0 * math.prod((*s.x(0), *s.x(1, rank=3)[2:])),
     FlopRule.RECURRENT: _recurrent,
     FlopRule.RECURRENT_LAYERS: _recurrent_layers,
     FlopRule.RECURRENT_SEQUENCE: _recurrent_sequence,

@@ -25,7 +25,7 @@ from finecast.frontends.onnx.blocks import decoded
 from finecast.frontends.onnx.expand import expand_accumulations, split_norms
 from finecast.frontends.onnx.opset import raise_opset
 from finecast.frontends.onnx.reader import read
-from finecast.frontends.onnx.source_types import stored_format, widen
+from finecast.frontends.onnx.source_types import stored_formats, widen
 from finecast.frontends.onnx.writer import EditedModel
 from finecast.graph import Node
 from finecast.numbers.formats import Format
@@ -89,11 +89,7 @@ class EmulatorEngine(Engine):
         return None if gains or real.bits <= fmt.bits else False
 
     def load(self, model: Path | bytes, *, profiling: bool = False) -> EmulatorSession:
-        """Load a model, cast as the options say; low types in it are emulated too.
-
-        Raises:
-            EngineError: If it cannot be run.
-        """
+        """Load a model, cast as the options say; low types in it are emulated too."""
         if profiling:
             raise EngineError(
                 "the emulator has no profile of the device", fix="use ladder, or tune --target"
@@ -125,7 +121,7 @@ class EmulatorEngine(Engine):
             copy=partial(emulated_copy, prepared),
             emulation=self.emulation,
             setting=fixed or setting_of(prepared.graph, self.emulation),
-            low=stored_low(prepared),
+            low=stored_formats(prepared.binding.values),
             kernels=kernels,
             switched=fixed is None,
         )
@@ -134,12 +130,6 @@ class EmulatorEngine(Engine):
 def emulated_copy(prepared: Prepared) -> EditedModel:
     """A copy of an ONNX model, to which a device's roundings are added."""
     return EditedModel(*read(prepared.model.clone()), emulates=True)
-
-
-def stored_low(prepared: Prepared) -> dict[int, Format]:
-    """Low formats in which an ONNX model itself stores values, by value id."""
-    stored = ((i, stored_format(v)) for i, v in enumerate(prepared.binding.values))
-    return {i: fmt for i, fmt in stored if fmt is not None}
 
 
 def prepare(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any
 
 from finecast.devices.emulation import (
     ALWAYS,
@@ -325,59 +325,47 @@ def joined(a: Roundings, b: Roundings) -> dict[RoundTo, frozenset[Bit]]:
     return merged
 
 
-V = TypeVar("V")
-
-
 @dataclass(slots=True, kw_only=True)
-class RoundedViews(Generic[V]):
-    """A value as its readers see it: a tensor, or the library's node for one.
+class RoundedViews:
+    """A value as its readers see it: a tensor, as the library has it.
 
     Attributes:
         native: The value itself.
         rounding: Gives a rounded copy of a value.
-        choice: Gives its second argument where a bit is set, else its third; not used with
-            ``fixed``.
+        choice: Gives its second argument where a bit is set, else its third.
         fixed: The one setting to build for; None if bits are evaluated in the model.
-        rounded: Copies of ``native`` with one rounding.
-        views: Copies by all their roundings.
     """
 
-    native: V
-    rounding: Callable[[V, RoundTo], V]
-    choice: Callable[[frozenset[Bit], V, V], V] | None = None
+    native: Any
+    rounding: Callable[[Any, RoundTo], Any]
+    choice: Callable[[frozenset[Bit], Any, Any], Any]
     fixed: Setting | None
-    rounded: dict[RoundTo, V] = field(default_factory=dict[RoundTo, V])
-    views: dict[tuple[tuple[RoundTo, frozenset[Bit]], ...], V] = field(
-        default_factory=dict[tuple[tuple[RoundTo, frozenset[Bit]], ...], V]
-    )
+    _rounded: dict[RoundTo, Any] = field(default_factory=dict[RoundTo, Any])
+    _views: dict[object, Any] = field(default_factory=dict[object, Any])
 
-    def of(self, roundings: Roundings) -> V:
+    def of(self, roundings: Roundings) -> Any:
         """The value after ``roundings``, one after the other.
 
         A rounding that comes ``instead`` of the engine's ``own`` is made of the value before
         that one, so that the value is not rounded twice.
         """
         key = tuple(roundings.items())
-        if key not in self.views:
+        if key not in self._views:
             base = view = self.native
             for into, bits in key:
                 below = base if into.instead else view
                 base = view if into.own else base
-                view = self._chosen(below, into, bits, otherwise=view)
-            self.views[key] = view
-        return self.views[key]
+                if self.fixed is None or self.fixed.on(bits):
+                    low = self._once(below, into)
+                    certain = self.fixed is not None or ALWAYS in bits
+                    view = low if certain else self.choice(bits, low, view)
+            self._views[key] = view
+        return self._views[key]
 
-    def _chosen(self, base: V, into: RoundTo, bits: frozenset[Bit], *, otherwise: V) -> V:
-        if self.fixed is not None and not self.fixed.on(bits):
-            return otherwise
-        out = self._rounding(base, into)
-        if self.choice is None or self.fixed is not None or ALWAYS in bits:
-            return out
-        return self.choice(bits, out, otherwise)
-
-    def _rounding(self, base: V, into: RoundTo) -> V:
+    def _once(self, base: Any, into: RoundTo) -> Any:
+        """A rounded copy of ``base``; of the value itself there is one of each kind."""
         if base is not self.native:
             return self.rounding(base, into)
-        if into not in self.rounded:
-            self.rounded[into] = self.rounding(base, into)
-        return self.rounded[into]
+        if into not in self._rounded:
+            self._rounded[into] = self.rounding(base, into)
+        return self._rounded[into]

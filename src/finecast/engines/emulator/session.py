@@ -88,39 +88,27 @@ class Emulated:
             w.name: w.rounded if setting.on(w.bits) else w.exact for w in self.weights
         }
         if self.conditions:
-            arrays[SWITCH] = self.switch(setting)
+            arrays[SWITCH] = np.array([setting.on(bits) for bits in self.conditions], bool)
         return arrays
 
-    def switch(self, setting: Setting) -> NDArray[np.bool_]:
-        """The switch input for a setting."""
-        return np.array([setting.on(bits) for bits in self.conditions], dtype=bool)
 
+@dataclass(slots=True, kw_only=True)
+class _Builder:
+    """Instruments a copy of a model, which is changed.
 
-def emulated(
-    model: NativeModel,
-    roundings: GraphRoundings,
-    fixed: Setting | None = None,
-    summing: Summing | None = None,
-) -> Emulated:
-    """Instrument ``model``, a copy that is changed.
-
-    Args:
-        model: The model, whose values are in fp32.
+    Attributes:
+        model: The copy, whose values are in fp32.
         roundings: What the device rounds. The scope of its emulation does not count: the
             setting says what is cast.
-        fixed: Build for this setting alone, without a switch.
+        fixed: The setting to build for, without a switch; None for any.
         summing: For a fixed setting, the order in which ops add up, which may change later;
             None for that of the engine.
     """
-    return _Builder(model, roundings, fixed, summing).build()
 
-
-@dataclass(slots=True)
-class _Builder:
     model: NativeModel
     roundings: GraphRoundings
     fixed: Setting | None
-    summing: Summing | None = None
+    summing: Summing | None
     conditions: dict[frozenset[Bit], int] = field(default_factory=dict[frozenset[Bit], int])
     weights: list[SwitchedWeight] = field(default_factory=list[SwitchedWeight])
     constants: dict[tuple[object, ...], Any] = field(
@@ -348,8 +336,12 @@ class EmulatorSession(EmulatedSession):
                 fix="name the device without a share, or give the model as ONNX",
             )
         self._summing = None if order is None else Summing(order=order)
-        fixed = None if self.switched else self.setting
-        return emulated(model, roundings, fixed, self._summing)
+        return _Builder(
+            model=model,
+            roundings=roundings,
+            fixed=None if self.switched else self.setting,
+            summing=self._summing,
+        ).build()
 
     def in_order(self, order: Order) -> EmulatorSession:
         """Add up in another order from now on; the emulation has to state one already."""

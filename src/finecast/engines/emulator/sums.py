@@ -84,10 +84,8 @@ def _matmul(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
 
 
 def _linear(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
-    del attributes
     x, weight, *bias = _floats(arrays)
-    total = _product(by, x, weight.T)
-    return total + bias[0] if bias else total
+    return _affine(_product(by, x, weight.T), attributes, bias)
 
 
 def _gemm(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
@@ -197,10 +195,6 @@ def _conv_channels_last(by: Summation, attributes: Attributes, arrays: Arrays) -
     return np.moveaxis(_conv(by, stated, [np.moveaxis(x, -1, 1), weight]), 1, -1)
 
 
-def _reduce_sum(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
-    return _reduced(by, attributes, arrays)[0]
-
-
 def _reduce_mean(by: Summation, attributes: Attributes, arrays: Arrays) -> Floats:
     total, count = _reduced(by, attributes, arrays)
     return total / np.float32(count)
@@ -256,7 +250,7 @@ _SUMMED: Final[Mapping[str, _Summed]] = {
     "addmm": _addmm,
     "conv": _conv,
     "group_conv": _group_conv,
-    "reduce_sum": _reduce_sum,
+    "reduce_sum": lambda by, attributes, arrays: _reduced(by, attributes, arrays)[0],
     "reduce_mean": _reduce_mean,
     "global_average_pool": _average,
 }

@@ -184,11 +184,7 @@ class ModuleSession(Session):
         return self.runnable.module
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once; outputs by name in the program's order.
-
-        Raises:
-            EngineError: If PyTorch fails.
-        """
+        """As ``Session.run``."""
         own = {name: array for name, array in feeds.items() if name not in _FURTHER}
         leaves = self.signature.leaves(feeds if isinstance(feeds, ExampleFeeds) else own)
         place = self.signature.device

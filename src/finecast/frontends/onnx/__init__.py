@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -18,20 +18,19 @@ from finecast.frontends.joining import ModelPair
 from finecast.frontends.native_model import adjust
 from finecast.frontends.onnx.coded_products import is_coded, restore_products
 from finecast.frontends.onnx.constants import DATA_TYPES
-from finecast.frontends.onnx.definitions import opset_of, signature
+from finecast.frontends.onnx.definitions import opset_of as opset_of
+from finecast.frontends.onnx.definitions import signature
 from finecast.frontends.onnx.editor import name_nodes
 from finecast.frontends.onnx.functions import inline_functions
-from finecast.frontends.onnx.model import (
-    NOTES,
-    OnnxFile,
-    came_external,
-    fits_one_message,
-    from_model,
-    load,
-    save,
-    to_bytes,
-    with_inputs,
-)
+from finecast.frontends.onnx.model import NOTES
+from finecast.frontends.onnx.model import OnnxFile as OnnxFile
+from finecast.frontends.onnx.model import came_external as came_external
+from finecast.frontends.onnx.model import fits_one_message as fits_one_message
+from finecast.frontends.onnx.model import from_model as from_model
+from finecast.frontends.onnx.model import load as load
+from finecast.frontends.onnx.model import save as save
+from finecast.frontends.onnx.model import to_bytes as to_bytes
+from finecast.frontends.onnx.model import with_inputs as with_inputs
 from finecast.frontends.onnx.native import PassDiedError
 from finecast.frontends.onnx.opset import (
     PROBED_FROM,
@@ -43,28 +42,28 @@ from finecast.frontends.onnx.opset import (
 from finecast.frontends.onnx.qlinear import opset_to_write_out, write_out_codes
 from finecast.frontends.onnx.reader import OnnxBinding, read
 from finecast.frontends.onnx.restating import restate
-from finecast.frontends.onnx.source_types import (
-    CODES,
-    SOURCE_TYPES,
-    stored_format,
-    take_to_fp32,
-    widen,
-)
+from finecast.frontends.onnx.source_types import CODES as CODES
+from finecast.frontends.onnx.source_types import SOURCE_TYPES as SOURCE_TYPES
+from finecast.frontends.onnx.source_types import stored_formats, widen
+from finecast.frontends.onnx.source_types import take_to_fp32 as take_to_fp32
 from finecast.frontends.onnx.statements import STATEMENTS, stated_since
-from finecast.frontends.onnx.stream import size_bytes, to_proto
+from finecast.frontends.onnx.stream import size_bytes as size_bytes
+from finecast.frontends.onnx.stream import to_proto as to_proto
 from finecast.frontends.onnx.types import (
     check_inferable,
-    correct_outputs,
     forget_free_sizes,
     infer,
     static_shapes,
-    types_computed_in,
 )
-from finecast.frontends.onnx.verify import check, first_line, shapeless_ports
+from finecast.frontends.onnx.types import correct_outputs as correct_outputs
+from finecast.frontends.onnx.types import types_computed_in as types_computed_in
+from finecast.frontends.onnx.verify import check as check
+from finecast.frontends.onnx.verify import first_line
+from finecast.frontends.onnx.verify import shapeless_ports as shapeless_ports
 from finecast.frontends.onnx.writer import EditedModel, apply_edits
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
 from finecast.frontends.replaying import Restated, check_made_for, edits_of
-from finecast.graph import PHI, Graph, Node
+from finecast.graph import PHI, Graph, Node, Value
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment, edits_by
 from finecast.planning.edits import Edit
@@ -80,32 +79,6 @@ if TYPE_CHECKING:
     from finecast.frontends.onnx.model import Stage as Stage
 else:
     __getattr__ = imported_on_use(__name__)
-
-__all__ = [
-    "CODES",
-    "SOURCE_TYPES",
-    "Applied",
-    "OnnxFile",
-    "Prepared",
-    "apply",
-    "came_external",
-    "check",
-    "correct_outputs",
-    "fits_one_message",
-    "from_model",
-    "load",
-    "opset_of",
-    "planned",
-    "prepare",
-    "save",
-    "shapeless_ports",
-    "size_bytes",
-    "take_to_fp32",
-    "to_bytes",
-    "to_proto",
-    "types_computed_in",
-    "with_inputs",
-]
 
 
 _DECISIONS: Final = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
@@ -178,11 +151,24 @@ class Prepared(PreparedModel):
 
     def observable(self) -> dict[str, int]:
         """Ids, by name, of the float values that can be outputs: those outside of bodies."""
-        return observable(self.graph, self.binding)
+        return self._outside_of_bodies(lambda value: value.format is not None)
 
     def countable(self) -> dict[str, int]:
         """As ``observable``, with values of integers and bools."""
-        return observable(self.graph, self.binding, integers=True)
+        counted = ("int", "uint", "bool")
+        return self._outside_of_bodies(
+            lambda value: value.format is not None or value.dtype.startswith(counted)
+        )
+
+    def _outside_of_bodies(self, shown: Callable[[Value], bool]) -> dict[str, int]:
+        names: dict[str, int] = {}
+        for value in self.graph.values:
+            native = self.binding.values[value.id]
+            producer = native.producer()
+            outside = producer is not None and producer.graph is self.binding.model.graph
+            if outside and native.name and value.constant is None and shown(value):
+                names[native.name] = value.id
+        return names
 
     def with_outputs(self, names: Sequence[str]) -> ir.Model:
         """A copy whose outputs are just the values called ``names``."""
@@ -207,8 +193,7 @@ class Prepared(PreparedModel):
         if not by_types:
             return ModelPair.of(exact, EditedModel(*read(copied(low))))
         other = EditedModel(*read(widen(copied(low))))
-        formats = ((i, stored_format(v)) for i, v in enumerate(other.binding.values))
-        stored = {i: fmt for i, fmt in formats if fmt is not None}
+        stored = stored_formats(other.binding.values)
         return ModelPair(exact=exact, low=other, stored=stored, rounds=True)
 
     def roundable(self) -> EditedModel:
@@ -439,27 +424,6 @@ def _is_chosen_low(decision: Decision) -> bool:
 
 
 # ---------------------------------------------------- copies of a model that output its values
-
-
-def observable(
-    graph: Graph, binding: OnnxBinding, *, integers: bool = False
-) -> dict[str, int]:
-    """Ids, by name, of the float values that can be outputs: those outside of bodies.
-
-    With ``integers`` those of integers and bools, too.
-    """
-    names: dict[str, int] = {}
-    for value in graph.values:
-        native = binding.values[value.id]
-        producer = native.producer()
-        if value.constant is not None or producer is None:
-            continue
-        counted = integers and value.dtype.startswith(("int", "uint", "bool"))
-        if value.format is None and not counted:
-            continue
-        if producer.graph is binding.model.graph and native.name:
-            names[native.name] = value.id
-    return names
 
 
 def with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:

@@ -88,9 +88,8 @@ def decoded(model: ir.Model) -> ir.Model:
     for node, codes, scales in list(_decoding(copy)):
         (result,), name = node.outputs, node.outputs[0].name or ""
         dtype = result.dtype or ir.DataType.FLOAT
-        compute = partial(
-            _numbers, scales, _axis(node), node.attributes.get_int("block_size", 0)
-        )
+        stated = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
+        compute = partial(_numbers, scales, *stated)
         numbers = ComputedTensor(codes, compute, name=name, dtype=dtype)
         constant = ir.val(name, dtype, result.shape, const_value=numbers)
         read = [v for v in node.inputs if v is not None]
@@ -134,10 +133,6 @@ def _constant_scales(scales: ir.Value) -> NDArray[np.float32] | None:
     if codes is None or of_tensor is None or of_tensor.size != 1:
         return None
     return codes.astype(np.float32) * of_tensor.astype(np.float32).reshape(())
-
-
-def _axis(node: ir.Node) -> int:
-    return node.attributes.get_int("axis", 1)
 
 
 def _numbers(

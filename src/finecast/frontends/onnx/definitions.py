@@ -21,6 +21,7 @@ from typing import Any, Final
 import onnx
 import onnx_ir as ir
 
+from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.numbers.formats import Format
 
 CONTRIB_DOMAIN: Final = "com.microsoft"
@@ -55,23 +56,14 @@ _WRITTEN_AS: Final = {"Einsum": ("MatMul", frozenset({Format.BF16}))}
 # The input of a conversion does not follow: it may have any format.
 _CAST: Final = "Cast"
 
-_FORMAT_OF_TYPE: Final = {
-    "tensor(float)": Format.FP32,
-    "tensor(float16)": Format.FP16,
-    "tensor(bfloat16)": Format.BF16,
-    "tensor(float8e4m3fn)": Format.FP8_E4M3,
-    "tensor(float8e5m2)": Format.FP8_E5M2,
-}
-FORMATS: Final = {fmt.label: fmt for fmt in _FORMAT_OF_TYPE.values()}
+_FORMAT_OF_TYPE: Final = {f"tensor({t.name.lower()})": fmt for fmt, t in DATA_TYPES.items()}
+FORMATS: Final = {fmt.label: fmt for fmt in DATA_TYPES}
 """The formats that a port can follow its op in, by the label of its type."""
-_DTYPE_LABELS: Final = {d: d.name.lower() for d in ir.DataType} | {
-    ir.DataType.FLOAT: "fp32",
-    ir.DataType.FLOAT16: "fp16",
-    ir.DataType.BFLOAT16: "bf16",
-    ir.DataType.DOUBLE: "fp64",
-    ir.DataType.FLOAT8E4M3FN: "fp8_e4m3",
-    ir.DataType.FLOAT8E5M2: "fp8_e5m2",
-}
+_DTYPE_LABELS: Final = (
+    {d: d.name.lower() for d in ir.DataType}
+    | {dtype: fmt.label for fmt, dtype in DATA_TYPES.items()}
+    | {ir.DataType.DOUBLE: "fp64"}
+)
 _ABSENT: Final = ""
 _UNKNOWN: Final = "unknown"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
 
+from finecast.frontends.onnx.types import bodies_in
 from finecast.numbers.draws import LENGTH, normal, uniform
-
-if TYPE_CHECKING:
-    import onnx
 
 _TYPED: Final = frozenset({"RandomNormal", "RandomUniform"})
 _LIKE: Final = frozenset({"RandomNormalLike", "RandomUniformLike", "Bernoulli"})
@@ -47,7 +47,7 @@ def may_draw(model: onnx.ModelProto) -> bool:
 def _may_draw(nodes: onnx.GraphProto | onnx.FunctionProto) -> bool:
     return any(
         draws(node.op_type, node.domain, training=len(node.input) > _TRAINING)
-        or any(map(_may_draw, _bodies(node)))
+        or any(map(_may_draw, bodies_in(node)))
         for node in nodes.node
     )
 
@@ -83,7 +83,7 @@ def _fix(
     true = _true_constants(graph, folder)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        for body in _bodies(node):
+        for body in bodies_in(node):
             _fix(body, numbers, folder)
         training = len(node.input) > _TRAINING and node.input[_TRAINING] in true
         if draws(node.op_type, node.domain, training=training):
@@ -98,8 +98,6 @@ def _true_constants(
     graph: onnx.GraphProto | onnx.FunctionProto, folder: str
 ) -> frozenset[str]:
     """Names of the graph's constants that are True."""
-    from onnx import TensorProto, numpy_helper
-
     given = {t.name: t for t in getattr(graph, "initializer", ())}
     stated = (node for node in graph.node if node.op_type == "Constant")
     given |= {n.output[0]: a.t for n in stated for a in n.attribute if a.name == "value"}
@@ -107,19 +105,12 @@ def _true_constants(
     return frozenset(n for n in flags if bool(numpy_helper.to_array(given[n], folder)))
 
 
-def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        yield from (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs)
-
-
 class _Table:
     """The nodes that stand for one random op."""
 
     def __init__(self, node: onnx.NodeProto, number: int) -> None:
-        import onnx
-
         self._node, self._number = node, number
-        self._stated = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        self._stated = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         self._made: list[onnx.NodeProto] = []
         self._base = f"{next(name for name in node.output if name)}/draw"
 
@@ -202,16 +193,12 @@ class _Table:
             self._op("Cast", value, to=int(kind or _FLOAT), output=output)
 
     def _op(self, kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        from onnx import helper
-
         output = output or f"{self._base}/{len(self._made)}"
         made = helper.make_node(kind, inputs, [output], name=output, **attributes)
         self._made.append(made)
         return output
 
     def _constant(self, array: Any) -> str:
-        from onnx import numpy_helper
-
         return self._op("Constant", value=numpy_helper.from_array(np.asarray(array)))
 
     def _ints(self, numbers: int | Sequence[int]) -> str:

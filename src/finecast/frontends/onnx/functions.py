@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from graphlib import TopologicalSorter
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -26,7 +25,8 @@ from finecast.frontends.onnx import native
 from finecast.frontends.onnx.definitions import normal_domain
 from finecast.frontends.onnx.editor import name_nodes
 from finecast.frontends.onnx.model import load, save
-from finecast.frontends.wire import fields
+from finecast.frontends.onnx.types import bodies_in
+from finecast.frontends.wire import fields, mapped
 
 # A limit, as a few functions that call one another twice would expand without end.
 _MOST_NODES: Final = 2_000_000
@@ -89,20 +89,10 @@ def without_functions(model: Path | bytes) -> Generator[Path | bytes]:
 def _has_functions(model: Path | bytes) -> bool:
     """Whether a model has local functions, told without reading its graph."""
     try:
-        if isinstance(model, bytes):
-            return _names_functions(memoryview(model))
-        with model.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as mapped:
-            data = memoryview(mapped)
-            try:
-                return _names_functions(data)
-            finally:
-                data.release()
+        with memoryview(model) if isinstance(model, bytes) else mapped(model) as data:
+            return any(field.number == _FUNCTIONS for field in fields(data, 0, len(data)))
     except (OSError, ValueError):  # the engine says what is wrong
         return False
-
-
-def _names_functions(data: memoryview) -> bool:
-    return any(field.number == _FUNCTIONS for field in fields(data, 0, len(data)))
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -134,9 +124,8 @@ def _same(node: onnx.NodeProto, own: int, other: int) -> bool:
         schemas = [onnx.defs.get_schema(node.op_type, v, "") for v in (own, other)]
     except onnx.defs.SchemaError:
         return False
-    bodies = [g for a in node.attribute for g in (a.g, *a.graphs)]
     return schemas[0].since_version == schemas[1].since_version and all(
-        _same(n, own, other) for g in bodies for n in g.node
+        _same(n, own, other) for body in bodies_in(node) for n in body.node
     )
 
 

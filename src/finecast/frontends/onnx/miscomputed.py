@@ -7,8 +7,8 @@ OpenVINO's own ops once it has read a model is in ``frontends/openvino/refused.p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import onnx_ir as ir
 
@@ -18,7 +18,7 @@ from finecast.frontends.onnx.definitions import (
     SOFTMAX_FLATTENS_BELOW,
     opset_of,
 )
-from finecast.frontends.onnx.types import ranks_of
+from finecast.frontends.onnx.types import bodies_in, ranks_of
 
 if TYPE_CHECKING:
     import onnx
@@ -29,12 +29,11 @@ FLATTENING: Final = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
 """Ops that read a matrix before opset 13, whose columns are the axes from ``axis`` on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Miscomputed:
+class _Miscomputed(NamedTuple):
     """Ops of these kinds that are wrong where ``when`` holds, at the opsets ``at``."""
 
     fault: str
-    ops: frozenset[str]
+    ops: AbstractSet[str]
     when: Callable[[ir.Node], bool]
     at: range = _EVERY
 
@@ -63,67 +62,44 @@ def _starts_in_padding(node: ir.Node) -> bool:
     return _has("ceil_mode")(node) and any(behind)
 
 
-_RECURRENT: Final = frozenset({"LSTM", "GRU", "RNN"})
 _PEEPHOLES: Final = 7
 """The input of LSTM that is its peepholes."""
 
 _MISCOMPUTED: Final[Sequence[_Miscomputed]] = (
     _Miscomputed(
-        fault="openvino-attention-windows",
-        ops=frozenset({"Attention"}),
-        when=lambda node: any(
+        "openvino-attention-windows",
+        {"Attention"},
+        lambda node: any(
             _stated(node, f"{side}_window_size", -1) >= 0 for side in ("left", "right")
         ),
     ),
+    _Miscomputed("openvino-dft-onesided", {"DFT"}, _has("onesided")),
+    _Miscomputed("openvino-recurrent-layout", {"LSTM", "GRU", "RNN"}, _has("layout")),
     _Miscomputed(
-        fault="openvino-dft-onesided",
-        ops=frozenset({"DFT"}),
-        when=_has("onesided"),
+        "openvino-lstm-peepholes",
+        {"LSTM"},
+        lambda node: any(value is not None for value in node.inputs[_PEEPHOLES:]),
+    ),
+    _Miscomputed("openvino-lstm-input-forget", {"LSTM"}, _has("input_forget")),
+    _Miscomputed("openvino-resize-antialias", {"Resize"}, _has("antialias")),
+    _Miscomputed("openvino-resize-exclude-outside", {"Resize"}, _has("exclude_outside")),
+    _Miscomputed(
+        "openvino-resize-aspect-ratio",
+        {"Resize"},
+        lambda node: _stated(node, "keep_aspect_ratio_policy", "stretch") != "stretch",
+    ),
+    _Miscomputed("openvino-max-pool-ceil", {"MaxPool"}, _starts_in_padding),
+    _Miscomputed(
+        "openvino-reduce-axes",
+        {"ReduceL1", "ReduceLogSum", "ReduceLogSumExp"},
+        lambda node: "axes" in node.attributes,
+        range(13, 18),
     ),
     _Miscomputed(
-        fault="openvino-recurrent-layout",
-        ops=_RECURRENT,
-        when=_has("layout"),
-    ),
-    _Miscomputed(
-        fault="openvino-lstm-peepholes",
-        ops=frozenset({"LSTM"}),
-        when=lambda node: any(value is not None for value in node.inputs[_PEEPHOLES:]),
-    ),
-    _Miscomputed(
-        fault="openvino-lstm-input-forget",
-        ops=frozenset({"LSTM"}),
-        when=_has("input_forget"),
-    ),
-    _Miscomputed(
-        fault="openvino-resize-antialias",
-        ops=frozenset({"Resize"}),
-        when=_has("antialias"),
-    ),
-    _Miscomputed(
-        fault="openvino-resize-exclude-outside",
-        ops=frozenset({"Resize"}),
-        when=_has("exclude_outside"),
-    ),
-    _Miscomputed(
-        fault="openvino-resize-aspect-ratio",
-        ops=frozenset({"Resize"}),
-        when=lambda node: _stated(node, "keep_aspect_ratio_policy", "stretch") != "stretch",
-    ),
-    _Miscomputed(
-        fault="openvino-max-pool-ceil", ops=frozenset({"MaxPool"}), when=_starts_in_padding
-    ),
-    _Miscomputed(
-        fault="openvino-reduce-axes",
-        ops=frozenset({"ReduceL1", "ReduceLogSum", "ReduceLogSumExp"}),
-        at=range(13, 18),
-        when=lambda node: "axes" in node.attributes,
-    ),
-    _Miscomputed(
-        fault="openvino-softmax-11",
-        ops=FLATTENING,
-        at=range(11, SOFTMAX_FLATTENS_BELOW),
-        when=lambda node: _stated(node, "axis", FLATTENING_AXIS) != -1,
+        "openvino-softmax-11",
+        FLATTENING,
+        lambda node: _stated(node, "axis", FLATTENING_AXIS) != -1,
+        range(11, SOFTMAX_FLATTENS_BELOW),
     ),
 )
 
@@ -149,7 +125,8 @@ def miscomputed_ops(
     if isinstance(model, ir.Model):
         nodes, opset = model.graph.all_nodes(), opset_of(model)
     else:
-        nodes, opset = _nodes(model.graph), _opset(model)
+        stated = (o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+        nodes, opset = _nodes(model.graph), next(stated, 1)
     for node, row in _wrong(nodes, opset):
         if node.op_type in FLATTENING:
             same = {_source(n) for n in over_last_axis(whole(), opset)}
@@ -196,10 +173,6 @@ def _wrong(nodes: Iterable[ir.Node], opset: int) -> Iterator[tuple[ir.Node, _Mis
                 yield node, row
 
 
-def _opset(model: onnx.ModelProto) -> int:
-    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
-
-
 _ASKED: Final = frozenset().union(*(row.ops for row in _MISCOMPUTED))
 _KINDS: Final = (ir.AttributeType.INT, ir.AttributeType.INTS, ir.AttributeType.STRING)
 
@@ -213,7 +186,5 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[ir.Node]:
             inputs = [ir.Value(name=name) if name else None for name in node.input]
             name = node.name or "".join(node.output[:1])
             yield ir.Node("", node.op_type, inputs, attributes, name=name)
-        for attribute in node.attribute:
-            body = [attribute.g] if attribute.HasField("g") else ()
-            for inner in (*body, *attribute.graphs):
-                yield from _nodes(inner)
+        for body in bodies_in(node):
+            yield from _nodes(body)

@@ -118,21 +118,13 @@ _worker = Worker(native_worker.__file__, instead=native_worker.answer)
 Pass: TypeAlias = Callable[[onnx.ModelProto], onnx.ModelProto]
 
 
-def run_without_weights(model: ir.Model, function: Pass) -> onnx.ModelProto:
-    """Apply ``function`` to ``model`` as a message whose large initializers are plain inputs.
-
-    ``model`` is unchanged when this returns.
-    """
-    return function(_without_weights(model))
-
-
 def rewritten(model: ir.Model, function: Pass) -> ir.Model:
     """The model that ``function`` makes of ``model``, with weights and metadata put back."""
-    return _restored(run_without_weights(model, function), model)
+    return _restored(function(without_weights(model)), model)
 
 
 def message_without_weights(message: onnx.ModelProto) -> onnx.ModelProto:
-    """``message`` as ``run_without_weights`` would pass the model that was read from it.
+    """``message`` as ``without_weights`` gives the model that was read from it.
 
     Copying parts of a message takes a twentieth of the time of serializing the model.
     """
@@ -172,7 +164,8 @@ def _large(model: ir.Model) -> dict[str, ir.Value]:
     }
 
 
-def _without_weights(model: ir.Model) -> onnx.ModelProto:
+def without_weights(model: ir.Model) -> onnx.ModelProto:
+    """``model`` as a message whose large initializers are plain inputs; it is unchanged."""
     graph = model.graph
     inputs, initializers = list(graph.inputs), list(graph.initializers.items())
     for name, value in _large(model).items():

@@ -276,11 +276,7 @@ def stated_for_engines(file: OnnxFile) -> OnnxFile:
     (``miscomputed``).
     """
     model, told = file.model, list[str]()
-    for change in (
-        _by_older_versions,
-        _at_an_opset_of_fixed_draws,
-        _at_an_opset_that_is_read,
-    ):
+    for change in (_by_older_versions, _with_fixed_draws, _that_is_read):
         model, text = change(model)
         told += filter(None, [text])
     if not told:
@@ -289,13 +285,7 @@ def stated_for_engines(file: OnnxFile) -> OnnxFile:
     return replace(stated, told=(*file.told, *told))
 
 
-def _by_older_versions(model: ir.Model) -> tuple[ir.Model, str]:
-    """The model by versions that ONNX Runtime reads, and a note of them."""
-    stated = _stated(model)
-    return (model, "") if stated is None else (stated, _note(model, stated))
-
-
-def _at_an_opset_of_fixed_draws(model: ir.Model) -> tuple[ir.Model, str]:
+def _with_fixed_draws(model: ir.Model) -> tuple[ir.Model, str]:
     """The model at an opset in which draws can be fixed, and a note of it.
 
     It stays as it is where it has no random op, or cannot be raised.
@@ -304,12 +294,8 @@ def _at_an_opset_of_fixed_draws(model: ir.Model) -> tuple[ir.Model, str]:
     kinds = sorted({n.op_type for n in model.graph.all_nodes() if _draws(n)})
     if opset >= FIXED_FROM or not kinds:
         return model, ""
-    try:
-        raised = raise_opset(model.clone(), read_from(model, FIXED_FROM))
-    except ModelError:
-        return model, ""
     text = f"draws of {' and '.join(kinds)} are other numbers in each run at opset {opset}"
-    return raised, f"{text}: the model is taken at opset {opset_of(raised)}"
+    return _taken_at(model, read_from(model, FIXED_FROM), text)
 
 
 def _draws(node: ir.Node) -> bool:
@@ -319,42 +305,46 @@ def _draws(node: ir.Node) -> bool:
     return draws(node.op_type, node.domain, training=training)
 
 
-def _at_an_opset_that_is_read(model: ir.Model) -> tuple[ir.Model, str]:
+def _that_is_read(model: ir.Model) -> tuple[ir.Model, str]:
     """The model at an opset that ONNX Runtime reads, and a note of it."""
     if opset_of(model) >= _OLDEST_OPSET:
         return model, ""
     text = f"ONNX Runtime reads no opset before {_OLDEST_OPSET}"
+    return _taken_at(model, _OLDEST_OPSET, text)
+
+
+def _taken_at(model: ir.Model, opset: int, why: str) -> tuple[ir.Model, str]:
+    """The model at a later opset, and a note of it; as it is where it cannot be raised."""
     try:
-        raised = raise_opset(model.clone(), _OLDEST_OPSET)
+        raised = raise_opset(model.clone(), opset)
     except ModelError:
         return model, ""
-    return raised, f"{text}: the model is taken at opset {opset_of(raised)}"
+    return raised, f"{why}: the model is taken at opset {opset_of(raised)}"
 
 
-def _stated(model: ir.Model) -> ir.Model | None:
-    """The model by older versions; None if it needs none, or they cannot state it."""
+def _by_older_versions(model: ir.Model) -> tuple[ir.Model, str]:
+    """The model by versions that ONNX Runtime reads, and a note of them.
+
+    It stays as it is where it needs none, or they cannot state it.
+    """
     opset, version = opset_of(model), model.ir_version or 0
     if opset <= NEWEST_OPSET and version <= NEWEST_IR:
-        return None
+        return model, ""
     values = every_value(model)
     if any(v.dtype is not None and v.dtype > _LAST_TYPE for v in values):
-        return None
+        return model, ""
     older = model.clone()
     if opset > NEWEST_OPSET:
         if model.functions:  # they have opsets of their own
-            return None
+            return model, ""
         try:
             older = native.rewritten(older, _to(NEWEST_OPSET))
         except native.PassError:  # an op of it is new
-            return None
+            return model, ""
     older.ir_version = min(version, NEWEST_IR)
-    return older
-
-
-def _note(model: ir.Model, stated: ir.Model) -> str:
-    return (
-        f"it has IR version {model.ir_version} and opset {opset_of(model)}, and is taken by"
-        f" {stated.ir_version} and {opset_of(stated)}, which ONNX Runtime reads"
+    return older, (
+        f"it has IR version {model.ir_version} and opset {opset}, and is taken by"
+        f" {older.ir_version} and {opset_of(older)}, which ONNX Runtime reads"
     )
 
 

@@ -209,10 +209,6 @@ def lowered(model: bytes, engine: str) -> bytes:
 # Einsums as matrix products.
 
 
-def _is_low_einsum(node: ir.Node) -> bool:
-    return node.op_type == "Einsum" and is_low(node)
-
-
 def _einsum(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
     """Write an Einsum as a MatMul, with nodes that move its operands and its result."""
     first, other, product = _product(node)
@@ -413,7 +409,7 @@ def _swish(editor: Editor, node: ir.Node) -> Sequence[ir.Node]:
 _EINSUM: Final = _Row(
     restate=_einsum,
     reason="ONNX's Einsum has no bf16, its MatMul has",
-    applies=_is_low_einsum,
+    applies=lambda node: node.op_type == "Einsum" and is_low(node),
 )
 
 RESTATEMENTS: Final[Mapping[str, Iterable[_Row]]] = {

@@ -163,7 +163,12 @@ class _Rewriting:
 
     def run(self) -> None:
         """Change the types, and insert casts beside ops and values that keep theirs."""
-        self._check_kept()
+        for node in (kept for kept in self.kept for _ in bodies(kept)):
+            raise ModelError(
+                f"{node.op_type} has bodies, and its definition is not known",
+                where=f"node {node.name!r}",
+                fix="export the model in fp32",
+            )
         kept_ports = [
             Port(owner=node, index=index)
             for node in self.model.graph.all_nodes()
@@ -240,15 +245,6 @@ class _Rewriting:
         out = node.outputs[0]
         ends = out in self.model.graph.outputs and not out.uses()
         return ends and self._is_source(out.type)
-
-    def _check_kept(self) -> None:
-        for node in self.kept:
-            if any(True for _ in bodies(node)):
-                raise ModelError(
-                    f"{node.op_type} has bodies, and its definition is not known",
-                    where=f"node {node.name!r}",
-                    fix="export the model in fp32",
-                )
 
     # The changes.
 
@@ -417,10 +413,10 @@ def widen(model: ir.Model) -> ir.Model:
     return copy
 
 
-def stored_format(value: ir.Value) -> Format | None:
-    """The format that ``widen`` noted for the value."""
-    label = value.metadata_props.get(STORED_KEY)
-    return None if label is None else Format.parse(label)
+def stored_formats(values: Iterable[ir.Value]) -> dict[int, Format]:
+    """The formats that ``widen`` noted, by the place of the value."""
+    labels = ((i, value.metadata_props.get(STORED_KEY)) for i, value in enumerate(values))
+    return {i: Format.parse(label) for i, label in labels if label is not None}
 
 
 def _low(value: ir.Value) -> Format | None:

@@ -364,12 +364,13 @@ class RoundOps:
         return self.made, out
 
     def constant(self, array: NDArray[np.generic]) -> ir.Value:
-        """An initializer; equal scalars, and equal lists of one number, are shared.
+        """An initializer; equal scalars and short lists are shared.
 
         Of larger arrays there is one of each type: the table of draws.
         """
-        key = f"list_{array.dtype}" if array.ndim else f"{array.dtype}"
-        key = f"{key}_{array.item()}" if array.size == 1 else f"table_{array.dtype}"
+        short = array.size < _SHORT
+        numbers = "_".join(map(str, array.reshape(-1).tolist())) if short else "table"
+        key = f"{'list_' if array.ndim else ''}{array.dtype}_{numbers}"
         if key not in self.constants:
             name = f"finecast_{key}".replace("-", "m").replace("+", "").replace(".", "_")
             tensor = ir.tensor(array, name=name)
@@ -385,10 +386,11 @@ class RoundOps:
         self,
         kind: str,
         *inputs: ir.Value,
-        dtype: ir.DataType = ir.DataType.FLOAT,
+        dtype: ir.DataType | None = None,
         **attributes: int | list[int],
     ) -> ir.Value:
-        """Append one node; returns its result."""
+        """Append one node; returns its result, by default of the type that its kind gives."""
+        dtype = dtype or _RESULTS.get(kind, ir.DataType.FLOAT)
         other_shape = dtype is _INT or kind in ("Gather", "Reshape", "GlobalMaxPool")
         shape = None if other_shape else inputs[0].shape
         out = ir.val(f"{self.label}_{self.count}", dtype, shape)
@@ -419,23 +421,10 @@ class RoundOps:
         values = [
             x
             if isinstance(x, ir.Value)
-            else self._sizes(x)
-            if isinstance(x, list)
-            else self.scalar(x)
+            else self.constant(np.array(x, np.int64 if isinstance(x, list) else np.float32))
             for x in (*inputs, *bounds)
         ]
-        types = {"greater": _BOOL, "shape_of": _INT}
-        return self.op(KINDS[kind], *values, dtype=types.get(kind, ir.DataType.FLOAT))
-
-    def _sizes(self, numbers: list[int]) -> ir.Value:
-        """A list of int64."""
-        key = "_".join(str(n) for n in numbers).replace("-", "m")
-        if key not in self.constants:
-            name = f"finecast_sizes_{key}"
-            tensor = ir.tensor(np.array(numbers, np.int64), name=name)
-            self.constants[key] = ir.val(name, const_value=tensor)
-            self.register(self.constants[key])
-        return self.constants[key]
+        return self.op(KINDS[kind], *values)
 
     def _by_cast(self, value: ir.Value, how: Rounder) -> ir.Value:
         if how.saturate:
@@ -468,7 +457,7 @@ class RoundOps:
         inside = self.op("Clip", magnitude, self.scalar(fmt.smallest_normal), self.scalar(top))
         product = self.op("Mul", inside, self.scalar(2.0**_FRACTION + 1))
         power = self.op("Sub", product, self.op("Sub", product, inside))
-        above = self.op("Greater", power, inside, dtype=_BOOL)
+        above = self.op("Greater", power, inside)
         binade = self.op("Where", above, self.op("Mul", power, self.scalar(0.5)), power)
         magic = self.op(
             "Mul", binade, self.scalar(1.5 * 2.0 ** (_FRACTION - fmt.mantissa_bits))
@@ -482,12 +471,12 @@ class RoundOps:
         if how.rounding is Rounding.UP_FROM_ODD:
             rounded = self._up_from_odd(rounded, magnitude, magic, quantum)
         elif how.rounding is not Rounding.NEAREST_EVEN:
-            over = self.op("Greater", rounded, wanted, dtype=_BOOL)
+            over = self.op("Greater", rounded, wanted)
             lower = self.op("Sub", rounded, quantum)
             rounded = self.op("Where", over, lower, rounded)
         rounded = self._limited(rounded, magnitude, how)
         # Sign(x) * y would lose the sign of zeros.
-        negative = self.op("Less", value, self.scalar(0.0), dtype=_BOOL)
+        negative = self.op("Less", value, self.scalar(0.0))
         return self.op("Where", negative, self.op("Neg", rounded), rounded)
 
     def _up_from_odd(
@@ -496,30 +485,28 @@ class RoundOps:
         """Take back a step where rounding went up, from an even number to an odd one."""
         double = self.op("Mul", magic, self.scalar(2.0))
         even = self.op("Sub", self.op("Add", nearest, double), double)
-        is_even = self.op("Equal", even, nearest, dtype=_BOOL)
-        stays = self.op("LessOrEqual", nearest, magnitude, dtype=_BOOL)
-        keeps = self.op("Or", is_even, stays, dtype=_BOOL)
+        is_even = self.op("Equal", even, nearest)
+        stays = self.op("LessOrEqual", nearest, magnitude)
+        keeps = self.op("Or", is_even, stays)
         return self.op("Where", keeps, nearest, self.op("Sub", nearest, quantum))
 
     def _limited(self, rounded: ir.Value, magnitude: ir.Value, how: Rounder) -> ir.Value:
         fmt = how.format
         if fmt.max > _SPLIT_LIMIT:
-            large = self.op("Greater", magnitude, self.scalar(_SPLIT_LIMIT), dtype=_BOOL)
+            large = self.op("Greater", magnitude, self.scalar(_SPLIT_LIMIT))
             rounded = self.op("Where", large, magnitude, rounded)
-        beyond = self.op("Greater", rounded, self.scalar(fmt.max), dtype=_BOOL)
+        beyond = self.op("Greater", rounded, self.scalar(fmt.max))
         stays = how.saturate or how.rounding is Rounding.TOWARD_ZERO
         infinity = np.nan if fmt.finite_only else np.inf
         limit = self.scalar(fmt.max if stays else infinity)
         out = self.op("Where", beyond, limit, rounded)
         if how.saturate or how.rounding is not Rounding.TOWARD_ZERO:
             return out
-        endless = self.op("IsInf", magnitude, dtype=_BOOL)
+        endless = self.op("IsInf", magnitude)
         return self.op("Where", endless, self.scalar(infinity), out)
 
     def _flushed(self, value: ir.Value, fmt: Format) -> ir.Value:
-        small = self.op(
-            "Less", self.op("Abs", value), self.scalar(fmt.smallest_normal), dtype=_BOOL
-        )
+        small = self.op("Less", self.op("Abs", value), self.scalar(fmt.smallest_normal))
         return self.op("Where", small, self.op("Mul", value, self.scalar(0.0)), value)
 
     def _clipped(self, value: ir.Value, limit: float) -> ir.Value:
@@ -555,8 +542,16 @@ class RoundOps:
         return self.op("Reshape", self.op("Gather", table, index), shape)
 
 
-_BOOL: Final = ir.DataType.BOOL
 _INT: Final = ir.DataType.INT64
+_RESULTS: Final = {
+    **dict.fromkeys(
+        ("Equal", "Greater", "IsInf", "Less", "LessOrEqual", "Or"), ir.DataType.BOOL
+    ),
+    "Shape": _INT,
+}
+"""Types of results other than fp32, by the kind of op."""
+_SHORT: Final = 8
+"""A list of fewer numbers is called by these."""
 # Formats whose casts ONNX Runtime computes right in every case. Its casts to fp8 are not:
 # without saturation they give 448 for 464 < x < 496 in e4m3, and NaN for Inf in e5m2.
 _CAST_OPS: Final = frozenset({Format.BF16, Format.FP16})

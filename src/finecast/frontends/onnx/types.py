@@ -22,7 +22,7 @@ from finecast.frontends.onnx.definitions import (
     definition,
     normal_domain,
 )
-from finecast.frontends.onnx.native import message_without_weights, run_without_weights
+from finecast.frontends.onnx.native import message_without_weights, without_weights
 from finecast.ops import POINTWISE, lookup
 
 _LOG = logging.getLogger(__name__)
@@ -43,8 +43,6 @@ _NOT_BY_VARIABLE: Final = frozenset(
     {"EyeLike", "RandomNormalLike", "RandomUniformLike", "Bernoulli"}
 )
 _LITERALS: Final = {f"tensor({dtype.name.lower()})": dtype for dtype in ir.DataType}
-_GRAPH_ATTRIBUTES: Final = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
-# Kinds of ops whose result has the largest of the inputs' ranks.
 # Ops whose result has the rank of the first input.
 _LIKE_FIRST: Final = frozenset(
     {"BatchNormalization", "Cast", "Dropout", "Identity", "LayerNormalization", "LogSoftmax"}
@@ -136,6 +134,12 @@ def bodies(node: ir.Node) -> Iterator[ir.Graph]:
             yield from attribute.as_graphs()
 
 
+def bodies_in(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The same of a message."""
+    for attribute in node.attribute:
+        yield from (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs)
+
+
 def _type_constant(node: ir.Node) -> None:
     output = node.outputs[0]
     if output.type is not None:
@@ -201,7 +205,7 @@ def _by_onnx(model: ir.Model, message: onnx.ModelProto | None) -> list[ir.Value]
         if proto is None:
             return shaped_values
     if proto is None or _tells_less(proto, model.graph):
-        proto = _unless_refused(lambda: run_without_weights(model, inferred))
+        proto = _unless_refused(lambda: inferred(without_weights(model)))
     if proto is not None:
         _fill(proto, model.graph, shaped_values)
     return shaped_values
@@ -255,10 +259,8 @@ def _hide_misread(graph: onnx.GraphProto) -> bool:
         sized = node.op_type == "SplitToSequence" and len(node.input) > 1 and not node.domain
         if sized and any(a.name == "keepdims" and a.i == 0 for a in node.attribute):
             node.domain, hidden = ASIDE, True
-        for attribute in node.attribute:
-            own = [attribute.g] if attribute.HasField("g") else []
-            for body in (*own, *attribute.graphs):
-                hidden |= _hide_misread(body)
+        for body in bodies_in(node):
+            hidden |= _hide_misread(body)
     return hidden
 
 
@@ -339,10 +341,7 @@ def _fill(proto: onnx.GraphProto, graph: ir.Graph, given: list[ir.Value]) -> Non
     if len(proto.node) != len(graph):
         return
     for node, twin in zip(graph, proto.node, strict=True):
-        if not any(a.type in _GRAPH_ATTRIBUTES for a in twin.attribute):
-            continue
-        inner = [g for a in twin.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
-        for body, info in zip(bodies(node), inner, strict=False):
+        for info, body in zip(bodies_in(twin), bodies(node), strict=False):
             _fill(info, body, given)
 
 
@@ -401,7 +400,7 @@ def static_shapes(
         return inferred(proto)
 
     try:
-        graph = _unless_refused(lambda: run_without_weights(model, with_inputs))
+        graph = _unless_refused(lambda: with_inputs(without_weights(model)))
     except native.PassDiedError as error:
         _LOG.debug("onnx infers no shapes: %s", error)
         return {}
@@ -429,7 +428,7 @@ def correct_outputs(model: ir.Model) -> tuple[str, ...]:
                 value.type.tensor_type.ClearField("shape")
         return inferred(proto)
 
-    graph = _unless_refused(lambda: run_without_weights(model, undeclared))
+    graph = _unless_refused(lambda: undeclared(without_weights(model)))
     if graph is None:
         return ()
     kinds = {v.name: v.type.tensor_type for v in (*graph.value_info, *graph.output)}

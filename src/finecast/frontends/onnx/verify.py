@@ -21,7 +21,7 @@ import onnx_ir as ir
 from finecast.errors import ModelError
 from finecast.frontends.onnx import native
 from finecast.frontends.onnx.native import size_bytes
-from finecast.frontends.onnx.types import bodies
+from finecast.frontends.onnx.types import bodies, bodies_in
 from finecast.frontends.wire import undecodable
 
 G = TypeVar("G", onnx.GraphProto, onnx.FunctionProto)
@@ -143,9 +143,8 @@ def check_dense(model: onnx.ModelProto, path: Path) -> None:
 def _graphs(graph: G) -> Iterator[G | onnx.GraphProto]:
     """The graph and all bodies of control flow in it."""
     yield graph
-    for attribute in (a for node in graph.node for a in node.attribute):
-        for body in (*([attribute.g] if attribute.HasField("g") else ()), *attribute.graphs):
-            yield from _graphs(body)
+    for body in (body for node in graph.node for body in bodies_in(node)):
+        yield from _graphs(body)
 
 
 def _is_map(kind: onnx.TypeProto) -> bool:

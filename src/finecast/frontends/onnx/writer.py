@@ -328,14 +328,7 @@ class EditedModel(NativeModel):
     def retyped(self, tensor: ir.Value, was: Format, to: Format) -> ir.Value:
         """The result of a Cast."""
         del was
-        name = self._editor.fresh(f"{tensor.name}_{to.label}")
-        dtype = DATA_TYPES[to]
-        attributes = {"to": int(dtype)}
-        shape = tensor.shape
-        low = self._editor.op(
-            "Cast", [tensor], attributes, name=name, dtype=dtype, shape=shape
-        )
-        return self._placed(low, tensor)
+        return self._placed(self._maker.cast(tensor, to), tensor)
 
     def parent_of(self, region: int) -> int:
         """The region that a body's op stands in."""
@@ -550,28 +543,19 @@ class EditedModel(NativeModel):
         constants = (e for e in edits if self.graph.values[e.value].constant is not None)
         self._decoded |= {(self.binding.values[e.value], e.to): None for e in constants}
         for edit in edits:
-            self._insert_rounding(edit)
-
-    def _insert_rounding(self, edit: RoundTrip) -> None:
-        value = self.binding.values[edit.value]
-        constant = self.graph.values[edit.value].constant is not None
-        made: dict[ir.Value, ir.Value] = {}
-        for use in edit.uses:
-            port = self._port(use)
-            if port is None or isinstance(port.owner, ir.Graph):
-                continue
-            seen = port.value()
-            if seen not in made:
-                made[seen] = (
-                    self._stored_and_read(value, edit.to)
-                    if constant
-                    else self._rounded(seen, edit.to)
-                )
-            port.read(made[seen])
-
-    def _rounded(self, value: ir.Value, to: Encoding) -> ir.Value:
-        """``value`` rounded to ``to``, in fp32."""
-        return self._noted(rounding(self._maker, value, to), to, value)
+            value, to, made = self.binding.values[edit.value], edit.to, dict[Any, ir.Value]()
+            constant = self.graph.values[edit.value].constant is not None
+            for port in map(self._port, edit.uses):
+                if port is None or isinstance(port.owner, ir.Graph):
+                    continue
+                seen = port.value()
+                if seen not in made:
+                    made[seen] = (
+                        self._stored_and_read(value, to)
+                        if constant
+                        else self._noted(rounding(self._maker, seen, to), to, seen)
+                    )
+                port.read(made[seen])
 
     def _stored_and_read(self, value: ir.Value, to: Encoding) -> ir.Value:
         """The constant ``value``, stored in ``to``, as it is read.

@@ -20,22 +20,22 @@ from finecast.frontends.openvino.changes import (
     state_rounding,
     unmark_ops,
 )
-from finecast.frontends.openvino.model import (
-    OvFile,
-    from_keras,
-    from_model,
-    guarded,
-    load,
-    save,
-    size_bytes,
-)
+from finecast.frontends.openvino.model import OvFile as OvFile
+from finecast.frontends.openvino.model import from_keras as from_keras
+from finecast.frontends.openvino.model import from_model as from_model
+from finecast.frontends.openvino.model import guarded
+from finecast.frontends.openvino.model import load as load
+from finecast.frontends.openvino.model import save as save
+from finecast.frontends.openvino.model import size_bytes as size_bytes
 from finecast.frontends.openvino.native import (
     OvNative,
     apply_edits,
     observable,
     with_outputs,
 )
-from finecast.frontends.openvino.reader import port_name, read, shape_of
+from finecast.frontends.openvino.reader import port_name as port_name
+from finecast.frontends.openvino.reader import read as read
+from finecast.frontends.openvino.reader import shape_of
 from finecast.frontends.openvino.restating import restate
 from finecast.frontends.openvino.types import HINTED, STATED, TYPES
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel
@@ -57,24 +57,6 @@ if TYPE_CHECKING:
     from finecast.frontends.openvino.model import IR_SUFFIX as IR_SUFFIX
 else:
     __getattr__ = imported_on_use(__name__)
-
-__all__ = [
-    "OvApplied",
-    "OvFile",
-    "OvPrepared",
-    "apply",
-    "from_keras",
-    "from_model",
-    "input_shapes",
-    "load",
-    "port_name",
-    "prepare",
-    "read",
-    "roundable",
-    "save",
-    "size_bytes",
-    "stated_in_types",
-]
 
 
 _LIBRARY: Final = ModelLibrary(name="OpenVINO", types=TYPES, states=STATED)

@@ -130,22 +130,21 @@ _CONTROL: Final = {
 _AS_READ: Final = str.maketrans(
     {stands: chr(int(written[2:-1])) for written, stands in _CONTROL.items()}
 )
+"""From a name while it is edited to the name as OpenVINO reads it."""
 # What releases of OpenVINO call the attribute in memory: before 2026, and since.
 _KEYS: Final = ("precise_0", "DisablePrecisionConversion_0")
 
 
 def hint_of(model: openvino.Model) -> str:
     """OpenVINO's name of the low precision hint that the model is made for; empty for none."""
-    key = list(HINT_KEY)
-    hint = str(model.get_rt_info(key).astype(str)) if model.has_rt_info(key) else ""
+    hint = _read(model, HINT_KEY)
     return hint if hint in _LOW else ""
 
 
 def state_hint(model: openvino.Model, hint: str) -> None:
     """Note in the model that it is made for the precision hint ``hint``; empty for none."""
-    if not hint and not hint_of(model):
-        return
-    model.set_rt_info(hint, list(HINT_KEY))
+    if hint or hint_of(model):
+        model.set_rt_info(hint, list(HINT_KEY))
 
 
 def marked(model: openvino.Model) -> frozenset[str]:
@@ -189,7 +188,7 @@ def write_marks(path: Path, names: Collection[str]) -> None:
         text = text.replace(written, stands)
     root = ET.fromstring(text)
     for layer in root.iter("layer"):
-        if _read_name(layer) not in names:
+        if layer.get("name", "").translate(_AS_READ) not in names:
             continue
         info = layer.find("rt_info")
         if info is None:
@@ -199,11 +198,6 @@ def write_marks(path: Path, names: Collection[str]) -> None:
     for written, stands in _CONTROL.items():
         text = text.replace(stands, written)
     path.write_text(f"<?xml version='1.0' encoding='utf-8'?>\n{text}", encoding="utf-8")
-
-
-def _read_name(layer: ET.Element) -> str:
-    """The name of a layer as OpenVINO reads it."""
-    return layer.get("name", "").translate(_AS_READ)
 
 
 def _keys(op: openvino.Node) -> list[str]:

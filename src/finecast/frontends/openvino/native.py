@@ -25,17 +25,17 @@ from finecast.frontends.openvino.changes import inserted, note_inserted
 from finecast.frontends.openvino.messages import explain
 from finecast.frontends.openvino.reader import FreshOpNames, OvBinding, port_name, read
 from finecast.frontends.openvino.types import (
+    SCALAR_NAMES,
     STATED,
     TYPES,
     element_type,
-    multiply_attribute,
     new_constant,
     numbers_of,
     port_key,
     replace_op,
     take_names,
 )
-from finecast.graph import Graph
+from finecast.graph import SCALARS, Graph
 from finecast.numbers.encodings import Encoding, Scaled, packed
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import convert_constant
@@ -351,9 +351,11 @@ class OvNative(NativeModel):
 
     def adjust_attribute(self, node: int, what: Adjustment) -> None:
         """Give the op other numbers in an attribute."""
-        op = self.binding.nodes[node]
-        assert op is not None
-        multiply_attribute(op, what)
+        op: Any = self.binding.nodes[node]
+        known: Mapping[str, Any] = op.get_attributes()
+        own = ("eps" if "eps" in known else what.attribute,)  # some ops call their epsilon so
+        for name in SCALAR_NAMES[op.get_type_name()] if what.attribute == SCALARS else own:
+            op.set_attribute(name, float(what.of(np.array(known[name], np.float32))))
 
     def adjust_constant(self, edit: AdjustOperand) -> None:
         """Give the constant other numbers; a compressed constant becomes fp32.

@@ -7,16 +7,13 @@ types by op, which a release of OpenVINO could make wrong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.graph import SCALARS
 from finecast.numbers.formats import CODED, Format
-from finecast.planning.adjustments import Adjustment
 
 if TYPE_CHECKING:
     import openvino
@@ -91,14 +88,6 @@ def new_constant(array: NDArray[np.generic], fmt: Format) -> openvino.Node:
     bits = f"u{fmt.dtype.itemsize}"
     tensor.data.view(bits)[...] = np.require(array, requirements="C").view(bits)
     return openvino.op.Constant(tensor)
-
-
-def multiply_attribute(op: Any, what: Adjustment) -> None:
-    """Multiply float attributes of ``op``; some ops call their epsilon ``eps``."""
-    known: Mapping[str, Any] = op.get_attributes()
-    own = ("eps" if "eps" in known else what.attribute,)
-    for name in SCALAR_NAMES[op.get_type_name()] if what.attribute == SCALARS else own:
-        op.set_attribute(name, float(what.of(np.array(known[name], np.float32))))
 
 
 def take_names(source: openvino.Output, port: openvino.Output) -> None:

@@ -73,10 +73,6 @@ def states_product(operand: FxNode, grid: Grid, *, for_gpu: bool) -> bool:
     return grid.has_floats or on_gpu
 
 
-def _code_type(grid: Grid) -> torch.dtype:
-    return _FP8 if grid.has_floats else torch.int8
-
-
 def round_trip(graph: FxGraph, value: FxNode, to: Scaled) -> FxNode:
     """A new node that decodes to fp32 what others before it encode, with one scale."""
     grid = to.grid
@@ -111,7 +107,8 @@ def rounded_rows(
     if states_product(value, to.grid, for_gpu=for_gpu):
         # A quotient may be the largest code times 1 + 2^-23, which is rounded to that code.
         whole = steps if to.grid.has_floats else called(graph, aten.round.default, steps)
-        codes = called(graph, _CAST, whole, dtype=_code_type(to.grid))
+        dtype = _FP8 if to.grid.has_floats else torch.int8
+        codes = called(graph, _CAST, whole, dtype=dtype)
         codes.meta[ENCODED] = True
         return called(graph, _CAST, codes, dtype=torch.float32), scales
     codes = called(graph, coded_ops().quantize_per_tensor.default, steps, *_ROWS)

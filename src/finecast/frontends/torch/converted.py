@@ -233,7 +233,12 @@ class ConvertedModule(GraphModule):
         own = {f"{prefix}{name}": tensor for name, tensor in self.state_dict().items()}
         given = {name for name in state_dict if name.startswith(prefix)}
         if own.keys() - given and given - own.keys():
-            error_msgs.append(_other_state(min(given - own.keys()), min(own.keys() - given)))
+            unknown, missing = min(given - own.keys()), min(own.keys() - given)
+            error_msgs.append(
+                f"this is the state of another module ({unknown!r} and no {missing!r}): a"
+                " converted module stores its weights as the plan has them. Load the state"
+                " into the module that it was converted from, and convert that again."
+            )
             for name in given:
                 del state_dict[name]
             state_dict.update(own)
@@ -312,14 +317,6 @@ def _keeping_types(
         warnings.warn(f"{error.what}: it keeps them; {_KEPT}", stacklevel=4)
         return lambda t: t.to(fn(t.new_empty(0)).device)
     return fn
-
-
-def _other_state(unknown: str, missing: str) -> str:
-    return (
-        f"this is the state of another module ({unknown!r} and no {missing!r}): a converted"
-        " module stores its weights as the plan has them. Load the state into the module that"
-        " it was converted from, and convert that again."
-    )
 
 
 def check_types_stay(
@@ -474,11 +471,12 @@ class StoredModule:
             )
             for node in module.graph.nodes
         )
+        codegen = module.graph._codegen  # pyright: ignore[reportPrivateUsage] - no public name
         paths = {str(n.target) for n in module.graph.nodes if n.op == "get_attr"}
         attributes = {path: attribute(module, path) for path in sorted(paths)}
         return cls(
             nodes=nodes,
-            codegen=_with_specs(_codegen_of(module), StoredSpec.of, TreeSpec),
+            codegen=_with_specs(codegen, StoredSpec.of, TreeSpec),
             attributes={
                 path: cls.of(one) if isinstance(one, GraphModule) else one
                 for path, one in attributes.items()
@@ -509,10 +507,6 @@ class StoredModule:
             for path, one in self.attributes.items()
         }
         return GraphModule(attributes, graph)
-
-
-def _codegen_of(module: GraphModule) -> Any:
-    return module.graph._codegen  # pyright: ignore[reportPrivateUsage] - no public name
 
 
 def _with_specs(codegen: Any, changed: Callable[[Any], Any], kind: type) -> Any:

@@ -44,16 +44,12 @@ def _draws(node: Node) -> bool:
 
 def _call_draws(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call draws: dropout does in training alone, attention if it drops out."""
-    if not _is_random(target):
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
         return False
     names = [argument.name for argument in target._schema.arguments]
     stated = dict(zip(names, args, strict=False)) | dict(kwargs)
     switches = [name for name in ("train", "training", "dropout_p") if name in names]
     return all(stated.get(name) for name in switches)
-
-
-def _is_random(target: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 @contextmanager

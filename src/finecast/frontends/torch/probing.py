@@ -92,7 +92,11 @@ def first_order(
             values=np.array([_sum(errors[fmt], p.places) for p in where.points]),
             weights=np.array([_sum(errors[fmt], places) for places in _constants(where)]),
             shared=np.array(
-                [sum(_common(errors[fmt], some) for some in unit) for unit in groups[fmt]]
+                # The error of one rounding that all places read, less those of one for each.
+                [
+                    sum(errors[fmt].get(some, 0.0) - _sum(errors[fmt], some) for some in unit)
+                    for unit in groups[fmt]
+                ]
             ),
         )
         for fmt, where in points.items()
@@ -131,11 +135,6 @@ def _shared(graph: Graph, points: RoundingPoints) -> list[list[Places]]:
                 by_value.setdefault(_read(graph, place), []).append(place)
         units.append([tuple(places) for places in by_value.values()])
     return units
-
-
-def _common(errors: Mapping[Places, float], places: Places) -> float:
-    """The error of one rounding that all ``places`` read, less that of one for each."""
-    return errors.get(places, 0.0) - _sum(errors, places)
 
 
 def _constants(points: RoundingPoints) -> list[list[Place]]:

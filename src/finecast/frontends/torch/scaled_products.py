@@ -90,33 +90,25 @@ class _Product:
         decoded = values.args[0] if one_scale else values
         if weights.target is not _MUL or not all(map(_decodes, (decoded, weights.args[0]))):
             return None
-        stored, channels = weights.args[0].args[0], weights.args[1]
-        if one_scale:
-            return cls(
-                layer=layer,
-                codes=decoded.args[0],
-                rows=values.args[1],
-                stored=stored,
-                channels=channels,
-                bias=arguments.get("bias"),
-                end=layer,
-            )
-        sizes = weights.meta["val"].shape
-        if values.args[0].meta["val"].dtype is _INT8 and not takes_sizes(sizes):
-            return None
-        (scaled,) = layer.users
-        readers = list(scaled.users)
-        biased = len(readers) == 1 and BIASED in readers[0].meta
-        rows: Any = scaled.args[1]
-        bias: Any = readers[0].args[1] if biased else None
+        end: Any = layer
+        channels, rows, bias = weights.args[1], values.args[-1], arguments.get("bias")
+        if not one_scale:
+            sizes = weights.meta["val"].shape
+            if values.args[0].meta["val"].dtype is _INT8 and not takes_sizes(sizes):
+                return None
+            (end,) = layer.users
+            channels, rows, bias = channels.args[0], end.args[1], None
+            readers = list(end.users)
+            if len(readers) == 1 and BIASED in readers[0].meta:
+                end, bias = readers[0], readers[0].args[1]
         return cls(
             layer=layer,
-            codes=values.args[0],
+            codes=decoded.args[0],
             rows=rows,
-            stored=stored,
-            channels=channels.args[0],
+            stored=weights.args[0].args[0],
+            channels=channels,
             bias=bias,
-            end=readers[0] if biased else scaled,
+            end=end,
         )
 
     @property
