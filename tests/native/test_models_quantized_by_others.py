@@ -325,3 +325,27 @@ def test_the_last_step_of_a_mask_stays_finite() -> None:
     done = finecast.convert(model, policy="none", from_type="int8", verify=False)
     (got,) = finecast.load(done.model).reference().run({"x": x}).values()
     assert not np.asarray(got, np.float32).any()
+
+
+def test_ir_that_is_not_what_a_quantized_file_says_is_told(tmp_path: Path) -> None:
+    """OpenVINO rounds to codes of 16 bits, and forgets that they end at 0."""
+    made = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+net (float[4, 8] x) => (float[4, 8] y) <float s = {0.01}, uint16 z = {0}> {
+  q = QuantizeLinear (x, s, z)
+  d = DequantizeLinear (q, s, z)
+  [product] m = MatMul (d, w)
+  [tail] y = MatMul (m, w)
+}""")
+    weights = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    made.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(made, tmp_path / "q.onnx")
+    told = r"(?s)otherwise than its ops say.*: write ONNX, and run it"
+    done = finecast.convert(tmp_path / "q.onnx", tmp_path / "q.xml", "all:bf16")
+    assert re.search(told, str(done))
+    assert any(w.startswith("4 of 5 ops came quantized") for w in done.warnings)
+    data = {"x": np.random.default_rng(1).standard_normal((64, 8)).astype(np.float32)}
+    tuned = finecast.tune(
+        tmp_path / "q.onnx", tmp_path / "t.xml", data=data, metric="snr_db", tolerance=20.0,
+        preset="fast",
+    )  # fmt: skip
+    assert any(re.search(told, w) for w in tuned.warnings)
