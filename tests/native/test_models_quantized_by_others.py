@@ -349,3 +349,24 @@ net (float[4, 8] x) => (float[4, 8] y) <float s = {0.01}, uint16 z = {0}> {
         preset="fast",
     )  # fmt: skip
     assert any(re.search(told, w) for w in tuned.warnings)
+
+
+def test_codes_in_fp8_are_emulated_as_what_they_are() -> None:
+    """They were taken for numbers in a low format, and ONNX Runtime refused the graph."""
+    made = parser.parse_model("""<ir_version: 9, opset_import: ["" : 19]>
+net (float[n, 8] x) => (float[n, 8] y) <float s = {0.01}> {
+  q = QuantizeLinear (x, s, z)
+  d = DequantizeLinear (q, s, z)
+  e = DequantizeLinear (w, s, z)
+  [product] m = MatMul (d, e)
+  [tail] y = Tanh (m)
+}""")
+    draw = np.random.default_rng(0)
+    helper, fp8 = onnx.helper, onnx.TensorProto.FLOAT8E4M3FN
+    made.graph.initializer.extend([
+        helper.make_tensor("z", fp8, [], [0.0]),
+        helper.make_tensor("w", fp8, [8, 8], (40 * draw.standard_normal(64)).tolist()),
+    ])  # fmt: skip
+    x = draw.standard_normal((64, 8)).astype(np.float32)
+    done = finecast.emulate(made, "trn1", policy="all:bf16", data={"x": x}, metric="snr_db")
+    assert 0 < max(done.errors.values()) < 0.02
