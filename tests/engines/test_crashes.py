@@ -21,9 +21,10 @@ from finecast.engines import crashes, first_that_loads, get_engine, installed, l
 from finecast.engines.loading import exact_engine, load_model
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.errors import EngineError, ExitCode
+from finecast.files.staging import staging
 from finecast.frontends import dry_run, dry_run_worker
 from finecast.frontends import onnx as frontend
-from finecast.frontends.dry_run import CrashedError, DryRun, _Library
+from finecast.frontends.dry_run import CrashedError, DryRun, Kept, _Library
 from finecast.frontends.openvino import model as openvino_model
 from finecast.processes.worker import Worker
 from tests.engines import crashing_worker
@@ -437,3 +438,43 @@ def test_a_model_is_another_one_with_other_weights_beside_it(tmp_path: Path) -> 
     assert run._size(model) == 4
     weights.write_bytes(b"1.0")
     assert run._identity(model) != first
+
+
+def test_a_kept_model_stays_when_another_one_like_it_goes() -> None:
+    """Threads that convert one model have such sessions: one of them had no outputs."""
+    one, other = _adders()
+    assert other.run([("x", np.ones(1, np.float32), None)], fresh=True)[0] == 1
+    del one
+    assert other.run([("x", np.ones(1, np.float32), None)], fresh=True)[0] == 1
+
+
+def test_kept_models_have_each_its_own_state() -> None:
+    one, other = _adders()
+    feeds = [("x", np.ones(1, np.float32), None)]
+    sums = [kept.run(feeds, fresh=fresh)[0] for kept, fresh in (
+        (one, True), (other, True), (one, False), (one, False), (other, False)
+    )]  # fmt: skip
+    assert sums == [1, 1, 2, 3, 2]
+
+
+def _adders() -> list[Kept]:
+    """A model of which the other process keeps two: it adds up what it is given."""
+    import openvino
+    from openvino import opset13 as op
+    from openvino.op.util import Variable, VariableInfo
+
+    make: Any = openvino.Model
+    facts = VariableInfo()
+    facts.data_shape, facts.data_type = openvino.PartialShape([1]), openvino.Type.f32
+    facts.variable_id = "sum"
+    variable, x = Variable(facts), op.parameter([1], np.float32, name="x")
+    total = op.add(op.read_value(op.constant(np.zeros(1, np.float32)), variable), x)
+    model = make([op.result(total)], [op.assign(total, variable)], [x])
+    with staging() as folder:
+        openvino.save_model(model, folder / "adder.xml", compress_to_fp16=False)
+        settings = {"compile": {"INFERENCE_PRECISION_HINT": "f32"}, "device": "CPU"}
+        runs = [
+            DryRun(library="openvino", settings=settings, model=folder / "adder.xml").keep()
+            for _ in range(2)
+        ]
+    return [kept for kept in runs if kept is not None]

@@ -325,3 +325,48 @@ def test_the_last_step_of_a_mask_stays_finite() -> None:
     done = finecast.convert(model, policy="none", from_type="int8", verify=False)
     (got,) = finecast.load(done.model).reference().run({"x": x}).values()
     assert not np.asarray(got, np.float32).any()
+
+
+def test_ir_that_is_not_what_a_quantized_file_says_is_told(tmp_path: Path) -> None:
+    """OpenVINO rounds to codes of 16 bits, and forgets that they end at 0."""
+    made = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+net (float[4, 8] x) => (float[4, 8] y) <float s = {0.01}, uint16 z = {0}> {
+  q = QuantizeLinear (x, s, z)
+  d = DequantizeLinear (q, s, z)
+  [product] m = MatMul (d, w)
+  [tail] y = MatMul (m, w)
+}""")
+    weights = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    made.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(made, tmp_path / "q.onnx")
+    told = r"(?s)otherwise than its ops say.*: write ONNX, and run it"
+    done = finecast.convert(tmp_path / "q.onnx", tmp_path / "q.xml", "all:bf16")
+    assert re.search(told, str(done))
+    assert any(w.startswith("4 of 5 ops came quantized") for w in done.warnings)
+    data = {"x": np.random.default_rng(1).standard_normal((64, 8)).astype(np.float32)}
+    tuned = finecast.tune(
+        tmp_path / "q.onnx", tmp_path / "t.xml", data=data, metric="snr_db", tolerance=20.0,
+        preset="fast",
+    )  # fmt: skip
+    assert any(re.search(told, w) for w in tuned.warnings)
+
+
+def test_codes_in_fp8_are_emulated_as_what_they_are() -> None:
+    """They were taken for numbers in a low format, and ONNX Runtime refused the graph."""
+    made = parser.parse_model("""<ir_version: 9, opset_import: ["" : 19]>
+net (float[n, 8] x) => (float[n, 8] y) <float s = {0.01}> {
+  q = QuantizeLinear (x, s, z)
+  d = DequantizeLinear (q, s, z)
+  e = DequantizeLinear (w, s, z)
+  [product] m = MatMul (d, e)
+  [tail] y = Tanh (m)
+}""")
+    draw = np.random.default_rng(0)
+    helper, fp8 = onnx.helper, onnx.TensorProto.FLOAT8E4M3FN
+    made.graph.initializer.extend([
+        helper.make_tensor("z", fp8, [], [0.0]),
+        helper.make_tensor("w", fp8, [8, 8], (40 * draw.standard_normal(64)).tolist()),
+    ])  # fmt: skip
+    x = draw.standard_normal((64, 8)).astype(np.float32)
+    done = finecast.emulate(made, "trn1", policy="all:bf16", data={"x": x}, metric="snr_db")
+    assert 0 < max(done.errors.values()) < 0.02

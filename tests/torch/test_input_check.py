@@ -140,6 +140,29 @@ def test_another_fixed_size_is_told_once() -> None:
         low(torch.randn(2, 4))
 
 
+class Recurrent(nn.Module):
+    """An LSTM, for whose state torch.export writes down the number of samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        return self.lstm(x)[0] * scale
+
+
+@pytest.mark.parametrize("count", [2, 7])
+@pytest.mark.filterwarnings("ignore:.*was captured with:UserWarning")
+def test_an_lstm_refuses_another_number_of_samples(count: int) -> None:
+    """Its op in ATen would write beyond its memory."""
+    low = ft.convert(Recurrent(), (torch.randn(3, 5, 4),), "all:bf16")
+    with pytest.raises(UsageError, match=f"LSTM is of 3 samples, its input of {count}"):
+        low(x=torch.randn(count, 5, 4))
+    with pytest.raises(UsageError, match=f"LSTM is of 3 samples, its input of {count}"):
+        torch.compile(low, backend="eager")(torch.randn(count, 5, 4))
+    assert low(torch.randn(3, 6, 4)).shape == (3, 6, 4)
+
+
 def test_copies_check_too() -> None:
     x = torch.randn(3, 4)
     low = ft.convert(Scaled(), (x, 2.0), "matmult:bf16")

@@ -304,6 +304,18 @@ def test_clusters_are_named_by_an_array_of_the_data(tmp_path: Path) -> None:
         tuned({**arrays, "text": texts[:100]}, confidence=0.9)
 
 
+def test_copies_of_samples_are_told(tmp_path: Path) -> None:
+    """They prove no more than one of them, and stand in both halves."""
+    model, data = labelled(tmp_path)
+    arrays = {name: np.repeat(array[:100], 4, axis=0) for name, array in np.load(data).items()}
+    options: dict[str, Any] = {"metric": "top1", "tolerance": 0.1, "objective": "size"}
+    done = finecast.tune(model, data=arrays, confidence=0.9, **options)
+    assert any(text.startswith("300 of 400 samples have the inputs") for text in done.warnings)
+    clusters = {**arrays, "text": np.arange(400) // 4}
+    done = finecast.tune(model, data=clusters, groups="text", confidence=0.9, **options)
+    assert not any("samples have the inputs" in text for text in done.warnings)
+
+
 @pytest.mark.parametrize("verb", ["ladder", "blame"])
 def test_verbs_that_certify_nothing_take_no_confidence(tmp_path: Path, verb: str) -> None:
     model, data = labelled(tmp_path)

@@ -7,6 +7,7 @@ its last sample, and ``Batch.trim`` cuts the outputs back.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import struct
@@ -104,6 +105,18 @@ class Dataset:
             if isinstance(dim, int):
                 return dim
         return None
+
+    @property
+    def copies(self) -> int:
+        """How many samples have the inputs of one before them."""
+        axes = {name: axis for name, axis in self.axes.items() if axis is not None}
+        if not axes:
+            return 0
+        digests: set[bytes] = set()
+        for index in range(self.size):
+            rows = (self.arrays[name].take(index, axis) for name, axis in axes.items())
+            digests.add(hashlib.sha256(b"".join(row.tobytes() for row in rows)).digest())
+        return self.size - len(digests)
 
     def batches(
         self, batch_size: int, *, limit: int | None = None, part: Part = WHOLE

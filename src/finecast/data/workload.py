@@ -82,6 +82,11 @@ class Workload(ABC):
         return 1
 
     @property
+    def copies(self) -> int:
+        """How many samples have the inputs of one before them; 0 where that is not known."""
+        return 0
+
+    @property
     def digest(self) -> str:
         """Identifies the data and the metric; empty if no study remembers trials on them."""
         return ""
@@ -212,6 +217,11 @@ class DataWorkload(Workload):
     def higher_is_better(self) -> bool:
         """The direction of the metric."""
         return self.metric.higher_is_better
+
+    @property
+    def copies(self) -> int:
+        """Those of a data set."""
+        return self.data.copies if isinstance(self.data, Dataset) else 0
 
     @property
     def digest(self) -> str:

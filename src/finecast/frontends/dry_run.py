@@ -17,6 +17,7 @@ cannot be sent again, because its temporary file is gone.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import weakref
@@ -77,14 +78,14 @@ class _Library:
         # How a model crashed as it was loaded, or ran on inputs of some shapes; "" if not.
         self.loaded: dict[str, str] = {}
         self.ran: dict[tuple[str, Shapes], str] = {}
-        self.dropped: list[str] = []
+        self.dropped: list[int] = []
 
-    def drop(self, key: str) -> None:
+    def drop(self, number: int) -> None:
         """Keep a model no longer: by the next request.
 
         This is called from wherever the last reference goes, even from a request's own work.
         """
-        self.dropped.append(key)
+        self.dropped.append(number)
 
 
 _workers: Final = {
@@ -92,6 +93,9 @@ _workers: Final = {
     "onnxruntime": _Library("onnxruntime", "ONNX Runtime"),
     "tensorflow": _Library("tensorflow", "TensorFlow"),
 }
+
+
+_numbers: Final = itertools.count()
 
 
 def warm_up(library: str) -> None:
@@ -111,6 +115,8 @@ class DryRun:
         where: What errors name.
         fix: What a user can do if it crashes.
         key: Tells the model and its settings from others; empty until it is tried.
+        number: Tells this dry run from others, which may be of an equal model: each keeps and
+            drops its own.
         shapes: Those of the inputs on which it ran.
     """
 
@@ -121,6 +127,7 @@ class DryRun:
     fix: str = ""
     data: Collection[str | Path] = ()
     key: str = field(default="", init=False)
+    number: int = field(default_factory=_numbers.__next__, init=False)
     shapes: set[Shapes] = field(default_factory=set[Shapes], init=False)
 
     def load(self) -> DryRun:
@@ -228,7 +235,7 @@ class DryRun:
         """Run the model in the other process, which loads it by ``call`` if it lost it."""
         raw = [(name, plain(array), kind) for name, array, kind in feeds]
         stated = [(name, a.dtype.str, a.shape, kind) for name, a, kind in raw]
-        request = {"call": "run", "key": self.key, "feeds": stated, "fresh": fresh}
+        request = {"call": "run", "feeds": stated, "fresh": fresh}
         return self.ask(request, b"".join(a.tobytes() for _, a, _ in raw), call)
 
     def ask(self, request: Mapping[str, Any], payload: bytes, call: str) -> Answer:
@@ -265,7 +272,7 @@ class DryRun:
     def _send_model(self, call: str) -> Answer:
         model = self.model
         assert model is not None
-        request: dict[str, Any] = {"call": call, "key": self.key, "settings": self.settings}
+        request: dict[str, Any] = {"call": call, "settings": self.settings}
         if isinstance(model, bytes):
             return self._ask({**request, "bytes": len(model)}, model)
         path = os.fspath(model.absolute())
@@ -281,7 +288,8 @@ class DryRun:
     def _ask(self, request: Mapping[str, Any], payload: bytes) -> Answer:
         """The process's answer; it drops models that are kept no longer."""
         library = _workers[self.library]
-        request = {**request, "drop": library.dropped}
+        named = {"key": self.key, "number": self.number, "drop": library.dropped}
+        request = {**request, **named}
         library.dropped, size = [], request.get("bytes", len(payload))
         limits: Limits = {
             "more_memory": most_tried_bytes(size) if self._is_limited else None,
@@ -310,8 +318,8 @@ class Kept:
     def __init__(self, dry_run: DryRun, told: Mapping[str, Any]) -> None:
         self.told = told
         self._dry_run = dry_run
-        library, key = _workers[dry_run.library], dry_run.key
-        weakref.finalize(self, library.drop, key).atexit = False
+        library = _workers[dry_run.library]
+        weakref.finalize(self, library.drop, dry_run.number).atexit = False
 
     def kernels(self) -> Sequence[KernelFacts]:
         """Its kernels, in the order in which they run.
@@ -320,8 +328,7 @@ class Kept:
             CrashedError: If that ends the process.
             RuntimeError: What the library raises.
         """
-        request = {"call": "kernels", "key": self._dry_run.key}
-        header, _ = _done(self._dry_run.ask(request, b"", "keep"))
+        header, _ = _done(self._dry_run.ask({"call": "kernels"}, b"", "keep"))
         kernels: Sequence[KernelFacts] = header["kernels"]
         return kernels
 

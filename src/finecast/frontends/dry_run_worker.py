@@ -3,14 +3,14 @@
 ``dry_run`` has this done in a ``worker_process``; the library's name is its argument. This
 file imports nothing of finecast, so that the process starts as fast as the library does.
 
-A request to ``load`` has a ``key``, the ``settings`` of the library and a ``path``, or the
-model's bytes as payload. One to ``run`` has the key of a model that was loaded and its
-``feeds``: for each input its name, numpy's type, its shape and its type in the library. What
-the library raises is no matter here: it is raised in the other process, too.
+Each request has the ``key`` of a model, and the ``number`` of who asks. One to ``load`` has
+the ``settings`` of the library and a ``path``, or the model's bytes as payload. One to ``run``
+has ``feeds``: for each input its name, numpy's type, its shape and its type in the library.
+What the library raises is no matter here: it is raised in the other process, too.
 
-A request to ``keep`` loads a model, which then stays until a request has its key in ``drop``.
-The answer has what the library tells of the model, and runs of it give outputs. One for its
-``kernels`` gives these, which are many.
+A request to ``keep`` loads a model, which then stays until a request has its number in
+``drop``. The answer has what the library tells of the model, and runs of that number give
+outputs. One for its ``kernels`` gives these, which are many.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias, TypedDict
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -47,8 +47,27 @@ _Feeds: TypeAlias = Sequence[tuple[str, Any, Any]]
 _Stage: TypeAlias = Callable[[str], None]
 
 
-_Loaded: TypeAlias = "_OpenVinoModel | Callable[[_Feeds], object]"
-"""A model that a library has loaded; a function if nobody asks for the outputs of its runs."""
+class _Loaded(Protocol):
+    """A model that a library has loaded."""
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a run depends on those before it."""
+        ...
+
+    def told(self) -> Mapping[str, Any] | None:
+        """What the library tells of it, for JSON; None if runs give no outputs."""
+        ...
+
+    def kernels(self) -> Sequence[KernelFacts]:
+        """Its kernels, if the library tells them."""
+        ...
+
+    def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
+        """Run once, with an empty state if ``fresh``; the outputs in order, or nothing."""
+        ...
+
+
 _Load: TypeAlias = Callable[[Mapping[str, Any], "str | bytes"], "_Loaded | None"]
 _Answer: TypeAlias = tuple[dict[str, Any], bytes]
 
@@ -227,6 +246,10 @@ class _OpenVinoModel:
         count = len(self.compiled.outputs)
         return [self.request.get_output_tensor(index) for index in range(count)]
 
+    def kernels(self) -> Sequence[KernelFacts]:
+        """As ``_Loaded.kernels``."""
+        return kernels_of(self.compiled)
+
 
 def onnxruntime_options(settings: Mapping[str, Any], *, spinning: bool) -> Any:
     """Options of a session; with ``spinning`` its threads wait busily within a run."""
@@ -243,6 +266,28 @@ def onnxruntime_options(settings: Mapping[str, Any], *, spinning: bool) -> Any:
     if not spinning:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
+
+
+class _Run:
+    """A model whose outputs nobody asks for."""
+
+    keeps_state = False
+
+    def __init__(self, run: Callable[[_Feeds], object]) -> None:
+        self.call = run
+
+    def told(self) -> None:
+        """Nothing."""
+
+    def kernels(self) -> Sequence[KernelFacts]:
+        """None are told."""
+        return ()
+
+    def run(self, feeds: _Feeds, *, fresh: bool) -> Sequence[Any]:
+        """Run once."""
+        del fresh
+        self.call(feeds)
+        return ()
 
 
 def _onnxruntime(tell_stage: _Stage) -> _Load:
@@ -267,7 +312,7 @@ def _onnxruntime(tell_stage: _Stage) -> _Load:
             }
             session.run_with_ort_values([o.name for o in session.get_outputs()], tensors)
 
-        return run
+        return _Run(run)
 
     return load
 
@@ -290,7 +335,7 @@ def _tensorflow(tell_stage: _Stage) -> _Load:
             arrays = {name: array for name, array, _ in feeds}
             session.run(settings["outputs"], arrays)
 
-        return run
+        return _Run(run)
 
     return load
 
@@ -342,6 +387,14 @@ def arrays_of(stated: Sequence[Sequence[Any]], payload: bytes) -> list[np.ndarra
     return arrays
 
 
+class _Kept(NamedTuple):
+    """A model that is kept, and the bytes that it counts as."""
+
+    loaded: _Loaded
+    size: int
+    key: str
+
+
 class _Served:
     """The library, and the models that it has loaded lately, of a bounded size together."""
 
@@ -349,16 +402,17 @@ class _Served:
         self.stages: list[_Stage] = []
         self.load_model = _LIBRARIES[library](lambda stage: self.stages[-1](stage))
         self.held: OrderedDict[str, tuple[_Loaded, int]] = OrderedDict()
-        self.kept: dict[str, tuple[_Loaded, int]] = {}
+        self.kept: dict[int, _Kept] = {}
 
     def answer(
         self, request: Mapping[str, Any], payload: bytes, tell_stage: _Stage
     ) -> _Answer:
         """Do what ``request`` calls for; raises what the library raises."""
         self.stages[:] = [tell_stage]
-        for key in request["drop"]:
-            if (kept := self.kept.pop(key, None)) is not None:
-                self._hold(key, *kept)
+        for number in request["drop"]:
+            kept = self.kept.pop(number, None)
+            if kept is not None and self._shared(kept.key) is None:
+                self._hold(kept.key, kept.loaded, kept.size)
         calls = {
             call.__name__: call for call in (self.load, self.keep, self.run, self.kernels)
         }
@@ -377,31 +431,28 @@ class _Served:
     def keep(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
         """Load a model, unless it is here, and keep it; absent if it tells nothing."""
         key = request["key"]
-        here = self.kept.get(key) or self.held.pop(key, None)
-        known = here or self._loaded(request, payload)
-        model = None if known is None else known[0]
-        facts = model.told() if isinstance(model, _OpenVinoModel) else None
+        known = self._shared(key) or self.held.pop(key, None) or self._loaded(request, payload)
+        facts = None if known is None else known[0].told()
         if known is None or facts is None:
             return {"status": "absent"}, b""
-        self.kept[key] = known
+        self.kept[request["number"]] = _Kept(known[0], known[1], key)
         return {"status": "done", "told": facts}, b""
 
     def kernels(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
         """The kernels of a model that is kept; absent if it is not here."""
         del payload
-        model, _ = self.kept.get(request["key"], (None, 0))
-        if not isinstance(model, _OpenVinoModel):
+        if (known := self.kept.get(request["number"])) is None:
             return {"status": "absent"}, b""
-        return {"status": "done", "kernels": kernels_of(model.compiled)}, b""
+        return {"status": "done", "kernels": known.loaded.kernels()}, b""
 
     def run(self, request: Mapping[str, Any], payload: bytes) -> _Answer:
         """Run a model; absent if it is not here. Outputs are given of one that is kept."""
-        key = request["key"]
-        if key not in self.kept and key not in self.held:
+        key, kept = request["key"], self.kept.get(request["number"])
+        known = kept or self.held.get(key) or self._shared(key)
+        if known is None:
             return {"status": "absent"}, b""
         if key in self.held:
             self.held.move_to_end(key)
-        loaded, _ = self.kept.get(key) or self.held[key]
         stated = [(dtype, shape) for _, dtype, shape, _ in request["feeds"]]
         arrays = arrays_of(stated, payload)
         feeds = [
@@ -409,12 +460,8 @@ class _Served:
             for (name, _, _, kind), array in zip(request["feeds"], arrays, strict=True)
         ]
         self.stages[-1]("run")
-        tensors: Sequence[Any] = ()
-        if isinstance(loaded, _OpenVinoModel):
-            tensors = loaded.run(feeds, fresh=request["fresh"])
-        else:
-            loaded(feeds)
-        if key not in self.kept:
+        tensors = known[0].run(feeds, fresh=request["fresh"])
+        if kept is None:
             if resident_bytes() > _MOST_RESIDENT_BYTES:
                 self.held.clear()  # the process that asks needs as much to run them itself
             return {"status": "done"}, b""
@@ -422,6 +469,11 @@ class _Served:
         types_and_shapes = [(array.dtype.str, array.shape) for array in outputs]
         content = b"".join(array.tobytes() for array in outputs)
         return {"status": "done", "outputs": types_and_shapes}, content
+
+    def _shared(self, key: str) -> _Kept | None:
+        """A model that is kept for another number, and keeps no state from run to run."""
+        of_key = (kept for kept in self.kept.values() if kept.key == key)
+        return next((kept for kept in of_key if not kept.loaded.keeps_state), None)
 
     def _loaded(
         self, request: Mapping[str, Any], payload: bytes

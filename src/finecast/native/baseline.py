@@ -24,6 +24,7 @@ from finecast.errors import EngineError
 from finecast.graph import Graph
 from finecast.naming import left_out
 from finecast.native.acceptance import FirstWrong, Outputs, nudged
+from finecast.native.integers import quantized_mismatch
 from finecast.native.source import AS_IT_IS, Source
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import widened
@@ -111,6 +112,23 @@ def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Output
         if bounds.is_beyond(ids.get(name), difference, limit):
             wrong[name] = difference, limit
     return _text(second, feeds, wrong) if wrong else ""
+
+
+def mismatch_of(
+    source: Source, engine: Engine, graph: Graph, feeds: Feeds, outputs: Outputs
+) -> str:
+    """``quantized_mismatch``, against what the ops of the model's file say.
+
+    IR has codes of OpenVINO's own reading of an ONNX file: they are compared with the file's.
+    """
+    origin = source.exported
+
+    def exact() -> Outputs:
+        session = origin.reference()
+        return session.run(feeds_for(session, feeds))
+
+    first = "" if origin is source else f"write {origin.library}, and "
+    return quantized_mismatch(graph, engine.name, outputs, exact, first)
 
 
 def _bounds(graph: Graph) -> Expected:

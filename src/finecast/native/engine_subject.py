@@ -35,7 +35,7 @@ from finecast.measure.timing import pass_over
 from finecast.measure.timing_cache import TimingCache
 from finecast.native.acceptance import Case, Pair, accept
 from finecast.native.adjusting import Adjuster, Judged, range_scaled, rounded_error
-from finecast.native.baseline import SecondOpinion, differing
+from finecast.native.baseline import SecondOpinion, differing, mismatch_of
 from finecast.native.conversion_notes import plan_notes
 from finecast.native.engine_times import EngineTime, engine_times
 from finecast.native.hint import by_hint, check_marks, hinted_models, original_model
@@ -44,7 +44,6 @@ from finecast.native.integers import (
     check_on_one_thread,
     drop_unfit,
     kernels_of,
-    quantized_mismatch,
 )
 from finecast.native.observing import observe, observe_for_rules
 from finecast.native.planning import (
@@ -225,9 +224,7 @@ class EngineSubject(Subject):
     def _compare_engines(self, prepared: PreparedModel, feeds: Feeds) -> None:
         """Note it if the engine computes the model wrongly as it came: the baseline."""
         got = self.reference.run(feeds)
-        note = quantized_mismatch(
-            prepared.graph, self.engine.name, got, lambda: self.model.reference().run(feeds)
-        )
+        note = mismatch_of(self.model, self.engine, prepared.graph, feeds, got)
         second = SecondOpinion.on(self.model, self.engine)
         differs = differing(second, prepared.graph, feeds, got)
         self.tell(*filter(None, (note, differs, forgotten_transpose(prepared.graph))))

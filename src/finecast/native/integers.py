@@ -57,6 +57,7 @@ def quantized_mismatch(
     engine: str,
     got: Mapping[str, Array],
     exact: Callable[[], Mapping[str, Array]],
+    first: str = "",
 ) -> str:
     """A note if ``engine`` computes a model that came quantized wrongly; else empty.
 
@@ -67,6 +68,7 @@ def quantized_mismatch(
         engine: The engine's name.
         got: The engine's outputs.
         exact: Gives the outputs by the definitions of the ops; called for quantized models.
+        first: What the user has to do before the remedy.
     """
     if not quantized_notes(graph):
         return ""
@@ -77,8 +79,8 @@ def quantized_mismatch(
         return ""
     return (
         f"{title_of(engine)} computes the quantized model otherwise than its ops say"
-        f" (relative error {worst:.2g}): run it in another engine, or plan it anew by"
-        " --from-type int8"
+        f" (relative error {worst:.2g}): {first}run it in another engine, or plan it anew"
+        " by --from-type int8"
     )
 
 

@@ -41,10 +41,9 @@ from finecast.native.conversion_notes import kept_types
 from finecast.native.device import Program
 from finecast.native.emulated import NativeProgram
 from finecast.native.engine_model import EngineModel
-from finecast.native.integers import quantized_mismatch
 from finecast.native.source import AS_IT_IS, EngineBuilt, VerifyOn, check_trust
 from finecast.native.subject import Built
-from finecast.native.verifying import Compared, publish, run_both, verify
+from finecast.native.verifying import Compared, publish, run_both, verify, with_mismatch
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
@@ -410,11 +409,7 @@ def _verify_in(pair: Pair, feeds: FeedMaker) -> Verified:
     source, graph = pair.source, pair.built.applied.graph
     if source.file.truth is not None:
         verified = _against_fp64(source.file, graph, ran, verified)
-    if source.explains and pair.engine.emulates is None:
-        exactly = partial(pair.exact, ran.feeds)
-        mismatch = quantized_mismatch(graph, pair.engine.name, ran.wanted, exactly)
-        verified = _with_note(verified, mismatch)
-    return verified
+    return with_mismatch(verified, pair, ran)
 
 
 def _with_note(found: Verified, text: str) -> Verified:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from finecast.data.sources import FeedMaker
 from finecast.engines.base import Session
 from finecast.engines.loading import exact_session
 from finecast.errors import FinecastError, UsageError, naming
@@ -20,10 +21,11 @@ from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
 from finecast.frontends.openvino.model import IR_SUFFIX, ONNX_SUFFIX, WEIGHTS_SUFFIX
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Dim
+from finecast.native.acceptance import Pair
 from finecast.native.artefact import Destination, Verified
 from finecast.native.engine_model import EngineModel
 from finecast.native.source import EngineBuilt, Source, VerifyOn, check_trust
-from finecast.native.verifying import publish, verify
+from finecast.native.verifying import publish, run_both, verify, with_mismatch
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.plugin import IR
@@ -124,8 +126,13 @@ class OvModel(EngineModel[OvFile, OvPrepared]):
             with naming(staged, str(output.path or folder)):
                 size = frontend.save(built.model, staged)
             with naming(staged, f"{self.name}, converted"):
-                verified = verify(self, built, staged, on)
+                verified = verify(self, built, staged, on, _verify_in)
             if place is not None:
                 weights, model = staged.with_suffix(WEIGHTS_SUFFIX), staged
                 publish([weights, model], place, str(output.path))
         return size, verified
+
+
+def _verify_in(pair: Pair, feeds: FeedMaker) -> Verified:
+    verified, ran = run_both(pair, feeds)
+    return with_mismatch(verified, pair, ran)

@@ -41,7 +41,7 @@ from finecast.frontends.dry_run import TooLargeError
 from finecast.graph import Graph
 from finecast.native.acceptance import Case, Outputs, Pair, accept
 from finecast.native.artefact import Decisions, Verified, compare
-from finecast.native.baseline import SecondOpinion, differing
+from finecast.native.baseline import SecondOpinion, differing, mismatch_of
 from finecast.native.hint import check_marks
 from finecast.native.inner_decisions import changed_decisions
 from finecast.native.integers import check_on_integers
@@ -119,6 +119,15 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
         warnings=warnings,
     )
     return verified, Compared(feeds=given, got=got, wanted=wanted)
+
+
+def with_mismatch(verified: Verified, pair: Pair, ran: Compared | None) -> Verified:
+    """``verified`` with a note if the engine computes a quantized model wrongly."""
+    if ran is None or pair.engine.emulates is not None or not pair.source.explains:
+        return verified
+    graph = pair.built.applied.graph
+    mismatch = mismatch_of(pair.source, pair.engine, graph, ran.feeds, ran.wanted)
+    return replace(verified, note="; ".join(filter(None, (verified.note, mismatch))))
 
 
 def _run_alone(pair: Pair, feeds: FeedMaker, why: str) -> Verified:

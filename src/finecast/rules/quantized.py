@@ -57,8 +57,9 @@ def quantized_notes(graph: Graph) -> list[str]:
     ids = graph.once(_regions) | computed
     if not ids:
         return []
-    every = len(computed.union(n.id for n in graph.float_nodes))
-    return [f"{len(ids)} of {every} ops came quantized by another tool and stay as they are"]
+    every = computed.union(n.id for n in graph.float_nodes)  # casts of codes read none
+    stay = len(ids & every)
+    return [f"{stay} of {len(every)} ops came quantized by another tool and stay as they are"]
 
 
 def computed_in(graph: Graph, node: Node) -> str:

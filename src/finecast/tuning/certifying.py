@@ -34,6 +34,7 @@ from finecast.data.certificates import (
 from finecast.data.criterion import Criterion
 from finecast.data.metrics import Score
 from finecast.data.samples import Indices, Samples
+from finecast.data.workload import Workload
 from finecast.errors import UsageError
 from finecast.naming import percent
 
@@ -289,3 +290,16 @@ def certifier_of(
         return None
     score = baseline if isinstance(baseline, Score) else Score(baseline)
     return Certifier(criterion=criterion, baseline=score, groups=groups)
+
+
+def copies_told(workload: Workload) -> tuple[str, ...]:
+    """What is said of samples that no cluster names and whose inputs are equal, if any are."""
+    copies = 0 if workload.groups is not None else workload.copies
+    if not copies:
+        return ()
+    told = (
+        f"{copies} of {workload.samples} samples have the inputs of one before them, and the"
+        " certificate takes each for drawn by itself: if they are copies, it promises too"
+        " much: give each once, or name what belongs together by --groups"
+    )
+    return (told,)

@@ -35,7 +35,7 @@ from finecast.progress import ExpectedTime, Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
 from finecast.tuning import measuring
 from finecast.tuning.belief import ROUGHLY, Belief
-from finecast.tuning.certifying import certifier_of
+from finecast.tuning.certifying import certifier_of, copies_told
 from finecast.tuning.conclusion import Conclusion, final_benchmark
 from finecast.tuning.executor import Executor, LocalExecutor
 from finecast.tuning.findings import SearchStep, findings
@@ -156,6 +156,7 @@ def tune(
     certifier = certifier_of(goal.criterion, baseline, workload.groups)
     if certifier is not None:
         progress(Notice(certifier.expectation), 1, 1)
+        subject.tell(*copies_told(workload))
     progress("baseline", 1, 1)
     narrowed, left_out = policy, ()
     if goal.objective.of_time:

@@ -394,14 +394,16 @@ def widen(model: ir.Model) -> ir.Model:
     """A copy with all low floats in fp32; ``model`` itself if it has none.
 
     Law: if the copy's values with ``STORED_KEY`` are rounded to that format, the copy computes
-    what ``model`` computes. Its inputs and outputs are fp32.
+    what ``model`` computes. Its inputs and outputs are fp32. Codes of 8 bits that
+    QuantizeLinear gives and DequantizeLinear reads stay what they are.
     """
     if not any(_low(v) for v in every_value(model)):
         return model
     copy = model.clone()
+    codes = _codes(copy)
     for value in list(every_value(copy)):
         fmt = _low(value)
-        if fmt is None:
+        if fmt is None or value in codes:
             continue
         value.type = ir.TensorType(_FLOAT)
         if value.const_value is not None:
@@ -409,8 +411,23 @@ def widen(model: ir.Model) -> ir.Model:
         else:
             value.metadata_props[STORED_KEY] = fmt.label
     for node in copy.graph.all_nodes():
-        _retype_attributes(node, _LOW, _float)
+        if codes.isdisjoint(node.outputs):
+            _retype_attributes(node, _LOW, _float)
     return copy
+
+
+def _codes(model: ir.Model) -> set[ir.Value]:
+    """Values of a low float type that QuantizeLinear gives, or DequantizeLinear reads."""
+    codes: set[ir.Value] = set()
+    for node in model.graph.all_nodes():
+        if node.op_type == "QuantizeLinear":
+            ports = (*node.inputs[2:], *node.outputs)
+        elif node.op_type == "DequantizeLinear":
+            ports = (node.inputs[0], *node.inputs[2:])
+        else:
+            continue
+        codes.update(v for v in ports if v is not None and _low(v))
+    return codes
 
 
 def stored_formats(values: Iterable[ir.Value]) -> dict[int, Format]:

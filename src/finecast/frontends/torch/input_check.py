@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Interpreter
 from torch.utils._pytree import tree_leaves
 
 from finecast.errors import UsageError
@@ -22,6 +23,7 @@ from finecast.naming import kind_of
 
 _PLAIN: Final = (bool, int, float, str, type(None))
 _LEAST_FREE: Final = 2
+_LSTM: Final = torch.ops.aten.lstm.input
 _FREE: Final = "capture the module with dynamic_shapes, as torch.export.export takes them"
 
 
@@ -75,12 +77,13 @@ class InputCheck:
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         """Raise UsageError for inputs that the module does not hold for, or warn."""
-        del module
         if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return
         leaves = tree_leaves((args, kwargs))
         _check_no_autocast({x.device.type for x in leaves if isinstance(x, torch.Tensor)})
         other = self.other_size(args, kwargs)
+        if other and isinstance(module, GraphModule):
+            _check_states(module, leaves, other)
         if other and not self.told:
             self.told = True
             warnings.warn(
@@ -127,12 +130,52 @@ class InputCheck:
         other = self.other_size(args, kwargs)
         if not other or isinstance(error, torch.OutOfMemoryError):
             return error
-        why = (str(error).strip().splitlines() or [""])[0]
-        return UsageError(
-            f"{other}, and the module does not run with it: {why}",
-            where="the converted module",
-            fix=_FREE,
-        )
+        return _not_run(other, (str(error).strip().splitlines() or [""])[0])
+
+
+def _not_run(other: str, why: str) -> UsageError:
+    return UsageError(
+        f"{other}, and the module does not run with it: {why}",
+        where="the converted module",
+        fix=_FREE,
+    )
+
+
+def _check_states(module: GraphModule, leaves: Sequence[Any], other: str) -> None:
+    """Raise UsageError where the state of an LSTM is of fewer or more samples than its input.
+
+    ATen's op does not check it, and writes beyond its memory: the module runs without numbers
+    first.
+    """
+    if not any(_has_lstm(part) for part in module.modules()):
+        return
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+    with mode:
+        _States(module, other).run(*fake, enable_io_processing=False)
+
+
+def _has_lstm(part: torch.nn.Module) -> bool:
+    return isinstance(part, GraphModule) and any(n.target is _LSTM for n in part.graph.nodes)
+
+
+class _States(Interpreter):
+    """Runs a graph, and compares the state of each LSTM with its input."""
+
+    def __init__(self, module: GraphModule, other: str) -> None:
+        super().__init__(module)
+        self.other = other
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an op."""
+        if target is _LSTM:
+            got, state, batch_first = args[0], args[1][0], args[-1]
+            count = got.shape[0 if batch_first else 1]
+            if state.shape[1] != count:
+                of = state.shape[1]
+                why = f"the state of its LSTM is of {of} samples, its input of {count}"
+                raise _not_run(self.other, why)
+        return super().call_function(target, args, kwargs)
 
 
 def _check_no_autocast(devices: Collection[str]) -> None:

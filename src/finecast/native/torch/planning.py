@@ -17,6 +17,7 @@ from torch.fx import Node as FxNode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from finecast import ops
+from finecast.data.deviation import deviation
 from finecast.devices.emulation import Emulation
 from finecast.engines.base import Engine, Feeds
 from finecast.engines.exact import Exact
@@ -36,7 +37,7 @@ from finecast.native.conversion_notes import plan_notes
 from finecast.native.planning import USUAL, Judging, make_planner
 from finecast.native.roundings import Times, probe_sensitivity, switched_probe
 from finecast.numbers.formats import Format
-from finecast.numbers.thresholds import SAME_TIME
+from finecast.numbers.thresholds import APPROXIMATED, SAME_TIME
 from finecast.ops import OpKind, by_name
 from finecast.planning.planner import Planner, lowest, pick
 from finecast.planning.points import moves
@@ -50,6 +51,11 @@ from finecast.rules.policy import Policy, Scope
 
 if TYPE_CHECKING:
     from finecast.native.torch.model import TorchModel
+
+_FAST_PATH: Final = (
+    "its TransformerEncoder gives zeros where inputs are padded; call"
+    " torch.backends.mha.set_fastpath_enabled(False) before, and it gives what was captured"
+)
 
 
 def planner_of(
@@ -115,9 +121,45 @@ def judged(
                 fix="exclude these ops by a rule, and report the module",
             )
         engine = engine.without(missing)
+    told = _captured_otherwise(model, captured, feeds)
     if not uses_codes(policy, engine.device):
-        return planner, ()
-    return with_codes(captured, planner, model.signature.unflattened(leaves), progress)
+        return planner, told
+    arguments = model.signature.unflattened(leaves)
+    planner, of_codes = with_codes(captured, planner, arguments, progress)
+    return planner, (*told, *of_codes)
+
+
+def _captured_otherwise(
+    model: TorchModel, captured: Captured, feeds: Feeds
+) -> tuple[str, ...]:
+    """What is said of a module that computes otherwise than what was captured of it.
+
+    All errors are against the module: they count that difference, which no format makes.
+    """
+    module = model.file.model
+    if not isinstance(module, torch.nn.Module) or isinstance(module, GraphModule):
+        return ()
+    leaves = model.signature.leaves(feeds)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        wanted = model.reference().run(feeds)
+        torch.manual_seed(0)
+        got = tree_leaves(Isolated(captured.module).leaves(leaves))
+    pairs = [
+        (array, tensor.numpy(force=True))
+        for array, tensor in zip(wanted.values(), got, strict=False)
+        if isinstance(tensor, torch.Tensor) and tensor.dtype is torch.float32
+    ]
+    error = max((deviation(ours, its).relative for its, ours in pairs), default=0.0)
+    if error <= APPROXIMATED or len(wanted) != len(got):
+        return ()
+    fast = any(isinstance(part, torch.nn.TransformerEncoder) for part in module.modules())
+    remedy = f": {_FAST_PATH}" if fast else ""
+    told = (
+        "the module gives other numbers than what torch.export captures of it, in fp32"
+        f" (relative error {error:.2g}), and errors count that{remedy}"
+    )
+    return (told,)
 
 
 def _check_runs(captured: Captured, leaves: Sequence[Any]) -> None:
