@@ -11,11 +11,11 @@ from finecast.native.subject import Built, Subject
 from finecast.planning.plan import Plan
 from finecast.planning.problem import Proposal
 from finecast.planning.proposing import between, lowered_by_one, near, raised_by_one
+from finecast.tuning.belief import MEASURED_OFF
 from finecast.tuning.hint import coded_over_hints, stated_by_hint
 from finecast.tuning.loop import Loop
 from finecast.tuning.probing import Probing
 from finecast.tuning.search import Corrections
-from finecast.tuning.trials import LEAST_OFF
 
 # Adjustments are taken to leave at least this share of a plan's squared error, a tenth of the
 # error itself.
@@ -162,6 +162,6 @@ class Probed:
             return []
         probed = error(better.plan)
         loop.belief.tried(
-            better, loop.belief.order * math.log(probed / allowed) / 2, LEAST_OFF
+            better, loop.belief.order * math.log(probed / allowed) / 2, MEASURED_OFF
         )
         return [better]

@@ -22,15 +22,13 @@ from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.progress import Notice, Progress
 from finecast.reports.base import loss_text
-from finecast.tuning.belief import ROUGHLY
+from finecast.tuning.belief import MEASURED_OFF, ROUGHLY
 from finecast.tuning.certifying import Certifier
 from finecast.tuning.decision_chances import DecisionChances
 from finecast.tuning.executor import LostTrialError
 from finecast.tuning.goal import Budget
 from finecast.tuning.search import Candidate, none_passes
 
-LEAST_OFF: Final = 0.1
-"""The deviation to which the logarithm of a loss is known at best."""
 # Losses beyond this many times what may be lost, or below that share of it, are hardly known.
 _MOST_LOST: Final = 30.0
 _TINY: Final = 1e-9
@@ -200,7 +198,7 @@ class Trials:
         scale = self._passing_scale(metric)
         if scale is not None:
             within = 1.001 / _MOST_LOST < scale < _MOST_LOST / 1.001
-            return -math.log(scale), LEAST_OFF if within else ROUGHLY
+            return -math.log(scale), MEASURED_OFF if within else ROUGHLY
         guiding, baseline = self._guiding(metric), self._guiding(self.baseline)
         if baseline == math.inf:
             share = _relative(guiding) / _relative(self._criterion.target(baseline))
@@ -212,7 +210,7 @@ class Trials:
             return math.log(_MOST_LOST), ROUGHLY
         if share <= 1 / _MOST_LOST:
             return -math.log(_MOST_LOST), ROUGHLY
-        return math.log(share), LEAST_OFF
+        return math.log(share), MEASURED_OFF
 
     def _passing_scale(self, metric: float) -> float | None:
         """How many times as far a plan may move margins, so that other data keep the metric.
