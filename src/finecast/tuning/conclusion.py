@@ -50,8 +50,6 @@ _EQUAL: Final = Interval(low=1.0, median=1.0, high=1.0)
 # is measured: each compiles for 1.5 ms an op in int8, and a net of 5,000 ops would take half a
 # minute more.
 _MOST_OPS: Final = 3000
-_MOST_CONFIRMED: Final = 3
-"""Predicted shares that are measured, the largest first."""
 _TOO_SMALL: Final = (
     "its products save less than the casts around them and the calls of more kernels cost"
 )
@@ -88,12 +86,18 @@ class Conclusion:
         """The last race, of models of plans and those that stand beside the result."""
         return self._measure({**built, **self.hints}, effort)
 
-    def confirmed(self, built: Built, measurements: Measurements) -> Measurements:
-        """``measurements``, with those of the result in other processes."""
+    def confirmed(
+        self, built: Built, measurements: Measurements, takes_s: float
+    ) -> Measurements:
+        """``measurements``, with those of the result in other processes.
+
+        That is expected to take ``takes_s``, for which there has to be time.
+        """
         if len(self.planner.graph.nodes) > _MOST_OPS:
             return measurements
         models = {built.plan.digest: built, **self.hints}
-        return self.measuring.confirmed(measurements, models, self.trials.budget.left_s)
+        left_s = self.trials.budget.left_s - takes_s
+        return self.measuring.confirmed(measurements, models, left_s)
 
     def improved(
         self,
@@ -182,7 +186,7 @@ class Conclusion:
         if not errors or exact.figure != RELATIVE_ERROR:
             return plan
         is_large = len(self.planner.graph.nodes) > _MOST_OPS
-        most = 1 if is_large else _MOST_CONFIRMED
+        most = 1 if is_large else 3  # the report names as many, and each is compiled
         for number in range(most):
             costly = [one for one in Contributions.of(plan).low if one.measured is None]
             if not costly:
@@ -501,7 +505,7 @@ def _as_predicted(best: Candidate, racing: Sequence[Candidate]) -> Candidate:
 
 def _same_time(costs: Race, fast: Candidate, other: Candidate) -> bool:
     """Whether ``other``, of less error, counts as equally fast."""
-    return costs.is_as_fast(other.plan.digest, fast.plan.digest, measuring.TIE)
+    return costs.is_as_fast(other.plan.digest, fast.plan.digest, measuring.FINAL.tie or 1.0)
 
 
 def beside_no_gain(speeds: Sequence[Speed]) -> list[str]:

@@ -20,8 +20,6 @@ from finecast.tuning.search import Corrections
 # Adjustments are taken to leave at least this share of a plan's squared error, a tenth of the
 # error itself.
 _LEAST_LEFT: Final = 0.01
-# Most steps of the frontier between two errors.
-_MORE_STEPS: Final = 7
 SEARCHES: Final = 3
 """Searches by probes, each of which ends in a trial that tells better what is allowed."""
 
@@ -106,7 +104,8 @@ def more_steps(loop: Loop) -> Sequence[Proposal]:
     if missed is None:
         return []
     errors = (0.0 if best is None else best.error, missed)
-    return between(loop.belief.planner, loop.belief.analysis, errors, most=_MORE_STEPS)
+    most = loop.models.subject.max_steps
+    return between(loop.belief.planner, loop.belief.analysis, errors, most=most)
 
 
 def single_changes(loop: Loop) -> Sequence[Proposal]:

@@ -360,7 +360,8 @@ class _Tuning:
             best, measurements = self._final_benchmark(loop, best)
             if self._gains(best, measurements):
                 built = models.build(best.plan)
-                measurements = self._conclusion.confirmed(built, measurements)
+                loads_s = 2 * self.progress.seconds().get("load", 0.0)  # in two processes
+                measurements = self._conclusion.confirmed(built, measurements, loads_s)
                 if not self._gains(best, measurements):
                     models.take_times(measurements)
             if self._gains(best, measurements):
