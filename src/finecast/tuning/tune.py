@@ -20,7 +20,6 @@ from finecast.data.workload import Workload
 from finecast.engines.probe import drop_slow_formats
 from finecast.errors import EngineError, Unfit, WrongNumbersError
 from finecast.graph import Node
-from finecast.measure.timing import now_s, pass_over
 from finecast.native.conversion_notes import commonest_verdict
 from finecast.native.orders import OrderSpread
 from finecast.native.subject import Built, Examined, Hinted, Subject, UserRules
@@ -66,18 +65,9 @@ _COUNTED_OFF: Final = 0.005
 _COMPILED_OFF: Final = 0.25
 # The logarithm of what a plan is expected to lose that kept the criterion in an earlier run.
 _STARTED: Final = -0.3
-# What a search takes after the rules have judged: this many evaluations of all data, this many
-# times as long as it took to load the model and to observe its values (plans are compiled and
-# roundings are probed), and its races: some ten rounds of eight models, and longer ones of the
-# last few. To import libraries takes seconds, once. That is rough: a range of 1.6 times to
-# either side is told, where it is long.
-_EVALUATIONS: Final = 3
-_MODELS: Final = 3
-_IMPORTS_S: Final = 2.0
-_RACES_S: Final = 5.0
-_CALLS: Final = 100
-_WITHIN: Final = 1.6
-_LONG_S: Final = 30.0
+# A search takes so many times as long as it took until the rules had judged: in the laboratory
+# between half of that and twice that, where it is long enough to be told.
+_TIMES: Final = 5
 # Ops that keep fp32 as the engine computes them wrongly, one after the other.
 _MOST_WRONG: Final = 4
 
@@ -167,7 +157,7 @@ def tune(
         return subject.examine(policy, user_rules, workload, progress)
 
     examined = examine(narrowed)
-    _tell_time(subject, workload, progress, goal.timeout_s)
+    _tell_time(subject, progress, goal.timeout_s)
     bound = SizeBound.of(goal, subject.model.size_bytes, examined.planner.graph)
     if bound is not None and bound.excludes_fp32 and goal.min_speedup == MIN_SPEEDUP:
         goal = replace(goal, min_speedup=ANY_SPEEDUP)
@@ -210,17 +200,15 @@ def tune(
     return replace(outcome, phases=phases, seconds=sum(phases.values()))
 
 
-def _tell_time(
-    subject: Subject, workload: Workload, progress: Phases, timeout_s: float | None
-) -> None:
+def _tell_time(subject: Subject, progress: Phases, timeout_s: float | None) -> None:
     """Tell how long the search takes in all, if that is long, or that its time is over.
 
     On an emulated device nearly all of the time goes into runs of the emulator for
     sensitivities, which take many times as long as fp32's. Their progress tells their number.
     """
     spent = progress.seconds()
-    all_s, evaluation_s = sum(spent.values()), spent.get("baseline", 0.0)
-    if timeout_s is not None and all_s >= timeout_s:
+    spent_s, most_s = sum(spent.values()), math.inf if timeout_s is None else timeout_s
+    if spent_s >= most_s:
         longest = next(iter(spent))
         over = (
             f"the --timeout of {timeout_s:g} s is over: {longest} took {spent[longest]:.1f} s"
@@ -229,18 +217,13 @@ def _tell_time(
         return
     if subject.target:
         return
-    races_s = _RACES_S
-    if _CALLS * evaluation_s > _RACES_S:
-        start = now_s()
-        pass_over(subject.reference, workload.timing())()
-        races_s = max(_RACES_S, _CALLS * (now_s() - start))
-    prepared_s = max(all_s - evaluation_s - _IMPORTS_S, 0.0)
-    all_s += _EVALUATIONS * evaluation_s + _MODELS * prepared_s + races_s
-    all_s = min(all_s, math.inf if timeout_s is None else timeout_s)
-    if all_s >= _LONG_S:
-        least, most = (_rounded(s) for s in (all_s / _WITHIN, all_s * _WITHIN))
-        remark = f"this takes {least} to {most} in all, as it looks now"
-        progress(ExpectedTime(remark, all_s * _WITHIN), 0, 1)
+    expected_s = _TIMES * spent_s
+    if expected_s >= 30:  # who waits for less has no use for a forecast
+        least_s, most_s = (min(s, most_s) for s in (expected_s / 2, 2 * expected_s))
+        remark = (
+            f"this takes {_rounded(least_s)} to {_rounded(most_s)} in all, as it looks now"
+        )
+        progress(ExpectedTime(remark, most_s), 0, 1)
 
 
 def _rounded(seconds: float) -> str:
