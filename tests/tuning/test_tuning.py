@@ -477,7 +477,7 @@ def test_only_what_may_be_chosen_is_compiled(bench: Bench, timed: set[str]) -> N
     found = bench.tune(evaluate=score(), compiles=True)
     assert every.improved
     assert found.improved
-    assert found.speedup == pytest.approx(every.speedup, rel=0.05)
+    assert found.speedup > 0.95 * every.speedup
     missed = {t.key.plan for t in found.trials if not t.passed}
     assert missed
     assert found.plan.digest in timed

@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from finecast.measure.racing import LEAST_COST
+from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.alternatives import labels_of
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -31,23 +32,17 @@ COST_OFF: Final = 0.12
 """The deviation of the logarithm of a measured over a predicted time, of a plan in which all
 is low: predictions are off by some ten percent. What an engine spares under its own hint is
 known as little."""
-# A model's speed differs from one load to the next: a measured time says so much of another
-# plan's.
-_LOAD_OFF: Final = 0.04
 
-LOSS: Final = 0.3
 LOSS_OFF: Final = 1.3
-"""What the lowest plan loses over what may be lost, before any was tried: of nets it is from a
-quarter to 25 times as much. Its logarithm, and the deviation of that."""
+"""The deviation of the logarithm of what the lowest plan loses over what may be lost, before
+any was tried: of nets it is as likely a tenth as ten times as much, or anything between."""
 ROUGHLY: Final = 0.5
 """The deviation of the logarithm of a measured over a predicted squared error: sums of single
 errors are 2 dB off. As little is known of the error by a hint from that of the same plan by
 casts, and of a loss from a measured error, from a stated error, or beyond what was counted."""
-# The same of an error that was measured on few samples, from that on others.
-_SAMPLES_OFF: Final = 0.2
 MEASURED_OFF: Final = 0.1
-"""The deviation to which the logarithm of a loss or of an error that was measured is known at
-best."""
+"""The deviation of the logarithm of a loss or of an error that was measured: on other samples
+of the same kind it is as much off. Of a squared error that is twice as much."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,10 +136,9 @@ class Belief:
         analysis: What was predicted.
         order: The power of the output's error that a small loss grows with.
         cost_off: The deviation of the logarithm of measured over predicted costs.
-        loss: The logarithm of what a plan of squared error ``reference`` loses over what may
-            be lost, before any was tried.
-        loss_off: The deviation of that.
-        reference: A squared error.
+        loss_off: The deviation of the logarithm of what a plan loses over what may be lost,
+            before any was tried.
+        reference: The squared error with which a plan is then as likely to pass as to miss.
         decisions: Those on the data at hand; None where they are not known.
         fp32: The predicted cost of the fp32 model.
     """
@@ -153,7 +147,6 @@ class Belief:
     analysis: Analysis
     order: float = 1.0
     cost_off: float = COST_OFF
-    loss: float = LOSS
     loss_off: float = LOSS_OFF
     reference: float = 1.0
     decisions: DecisionChances | None = None
@@ -190,7 +183,8 @@ class Belief:
         self._taken.append((proposal, lambda to, of: to.measured(of, slowdown, off)))
         known, value = self._of(proposal), math.log(slowdown)
         self._measured[proposal.plan.digest] = value, off
-        noise = math.hypot(off, min(_LOAD_OFF, self.cost_off))
+        # A model's speed differs from one load to the next by what counts as equally fast.
+        noise = math.hypot(off, min(math.log(SAME_TIME), self.cost_off))
         self._costs.observe(known.costs, value - known.cost, noise)
 
     def erred(self, proposal: Proposal, error: float) -> None:
@@ -198,7 +192,7 @@ class Belief:
         self._taken.append((proposal, lambda to, of: to.erred(of, error)))
         known = self._of(proposal)
         if 0 < error < math.inf:
-            self._errors.observe(known.errors, _log(error) - known.error, _SAMPLES_OFF)
+            self._errors.observe(known.errors, _log(error) - known.error, 2 * MEASURED_OFF)
 
     def tried(
         self, proposal: Proposal, loss: float, off: float, margins: Floats | None = None
@@ -255,14 +249,14 @@ class Belief:
         more, off = self._losses.at(common)
         apart = math.hypot(ROUGHLY, self.order * ROUGHLY / 2)
         spread = math.hypot(float(off[0]), apart)
-        logs = [-self.loss - float(more[0]) - spread * float(ndtri(c)) for c in chances]
+        logs = [-float(more[0]) - spread * float(ndtri(c)) for c in chances]
         return [self.reference * math.exp(2 * log / self.order) for log in logs]
 
     def _expected(self, proposals: Sequence[Proposal]) -> tuple[Floats, Floats]:
         """The logarithm of the loss that plans' errors cause, and how far these are known."""
         _, error, off = self._erring(proposals)
         power = self.order / 2
-        return self.loss + power * (error - math.log(self.reference)), power * off
+        return power * (error - math.log(self.reference)), power * off
 
     def _moving(self, proposals: Sequence[Proposal]) -> tuple[Floats, Floats]:
         """The features of plans' errors, of length 1 each, and the errors, not squared."""

@@ -36,6 +36,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, predicted_parts
 from finecast.tuning import measuring
+from finecast.tuning.belief import MEASURED_OFF
 from finecast.tuning.executor import Executor, LostTrialError
 from finecast.tuning.findings import Findings, foretold
 from finecast.tuning.goal import MIN_SPEEDUP, takes
@@ -459,10 +460,6 @@ def _final_benchmark(measurements: Measurements) -> dict[str, tuple[float, float
     return {n: (costs.speed(n).median, times.latency_s(n)) for n in names}
 
 
-# Measured errors within 5% are those of other data in another order.
-_FINER: Final = 0.9
-
-
 def final_benchmark(
     best: Candidate,
     passed: Sequence[Candidate],
@@ -493,7 +490,8 @@ def final_benchmark(
         for c in racing
         if c.plan.digest in costs.names
     ]
-    chained = chain(known, fp32, min_speedup, partial(_same_time, costs), _FINER)
+    finer = math.exp(-MEASURED_OFF)  # what differs by less may be in the other order elsewhere
+    chained = chain(known, fp32, min_speedup, partial(_same_time, costs), finer)
     return _as_predicted(chained[0], racing) if chained else best, measurements
 
 

@@ -33,7 +33,7 @@ from finecast.planning.proposing import lowest, near, propose, stated
 from finecast.progress import ExpectedTime, Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
 from finecast.tuning import measuring
-from finecast.tuning.belief import ROUGHLY, Belief
+from finecast.tuning.belief import COST_OFF, ROUGHLY, Belief
 from finecast.tuning.certifying import certifier_of
 from finecast.tuning.conclusion import Conclusion, final_benchmark
 from finecast.tuning.executor import Executor, LocalExecutor
@@ -57,14 +57,6 @@ from finecast.tuning.search import Candidate, Corrections, chain, worth_timing
 from finecast.tuning.size import SizeBound
 from finecast.tuning.trials import Trials, nan_baseline
 
-# A plan that may be certified where the best one is not has this share of its error.
-_SAFER: Final = 0.5
-# Costs that are counted or modelled are what was predicted; the deviation of their logarithm.
-_COUNTED_OFF: Final = 0.005
-# That of compiled models, of which single kernels tell less.
-_COMPILED_OFF: Final = 0.25
-# The logarithm of what a plan is expected to lose that kept the criterion in an earlier run.
-_STARTED: Final = -0.3
 # A search takes so many times as long as it took until the rules had judged: in the laboratory
 # between half of that and twice that, where it is long enough to be told.
 _TIMES: Final = 5
@@ -424,15 +416,14 @@ class _Tuning:
         errors = [p.error for p in proposals if 0 < p.error < math.inf]
         belief.reference = max(errors, default=1.0)
         if subject.target or not objective.of_time:
-            belief.cost_off = _COUNTED_OFF
-        elif models.predicting:
-            belief.cost_off = _COMPILED_OFF
-        stated = models.trials.stated_error
-        if stated is not None:
-            belief.reference, belief.loss, belief.loss_off = stated, 0.0, ROUGHLY
-        elif self.started is not None and self.started.error > 0:
-            belief.reference, belief.loss = self.started.error, _STARTED
-            belief.loss_off = ROUGHLY
+            belief.cost_off = math.log(MODELLED_GAIN)  # they are what was predicted
+        elif models.predicting:  # of compiled models single kernels tell half as much
+            belief.cost_off = 2 * COST_OFF
+        known = models.trials.stated_error
+        if known is None and self.started is not None:
+            known = self.started.error
+        if known:
+            belief.reference, belief.loss_off = known, ROUGHLY
         proposers: list[Proposer] = [more_steps]
         if subject.target:
             proposers.append(Probed())
@@ -524,12 +515,16 @@ class _Tuning:
         return gain.median >= self._goal.min_speedup
 
     def _try_safer(self, best: Candidate) -> None:
-        """Evaluate a more accurate plan, which may be certified where the best one is not."""
+        """Evaluate a more accurate plan, which may be certified where the best one is not.
+
+        Its predicted error is less by two deviations of the ratio of two such errors.
+        """
         models, trials = self.models, self.models.trials
         assert models.analysis is not None
         if trials.certifier is None or trials.certificates or not trials.may_go_on():
             return
-        safer = near(models.planner, models.analysis, _SAFER**2 * best.error, (1.0,))
+        error = best.error * math.exp(-2 * math.sqrt(2) * ROUGHLY)
+        safer = near(models.planner, models.analysis, error, (1.0,))
         for one in models.rank([p for p in safer if p.plan.digest not in trials.tried])[:1]:
             if models.fp32 is not None and one.cost * self._goal.min_speedup < models.fp32:
                 trials.passes(one, models.evaluate)
