@@ -28,21 +28,18 @@ from finecast.solver.assignment import Floats, Ints
 from finecast.solver.labelling import LabelProblem, evaluate
 from finecast.tuning.decision_chances import DecisionChances
 
-COST_OFF: Final = 0.12
-"""The deviation of the logarithm of a measured over a predicted time, of a plan in which all
-is low: predictions are off by some ten percent. What an engine spares under its own hint is
-known as little."""
-
 LOSS_OFF: Final = 1.3
 """The deviation of the logarithm of what the lowest plan loses over what may be lost, before
 any was tried: of nets it is as likely a tenth as ten times as much, or anything between."""
+CLOSELY: Final = 0.1
+"""The deviation of the logarithm of what is known to some ten percent: of a measured over a
+predicted time, of a plan in which all is low, and of a loss or an error that was measured,
+from that on other samples. What an engine spares under its own hint is known as little as a
+time; a squared error is off by twice as much as the error."""
 ROUGHLY: Final = 0.5
 """The deviation of the logarithm of a measured over a predicted squared error: sums of single
 errors are 2 dB off. As little is known of the error by a hint from that of the same plan by
 casts, and of a loss from a measured error, from a stated error, or beyond what was counted."""
-MEASURED_OFF: Final = 0.1
-"""The deviation of the logarithm of a loss or of an error that was measured: on other samples
-of the same kind it is as much off. Of a squared error that is twice as much."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,7 +143,7 @@ class Belief:
     planner: Planner
     analysis: Analysis
     order: float = 1.0
-    cost_off: float = COST_OFF
+    cost_off: float = CLOSELY
     loss_off: float = LOSS_OFF
     reference: float = 1.0
     decisions: DecisionChances | None = None
@@ -192,7 +189,7 @@ class Belief:
         self._taken.append((proposal, lambda to, of: to.erred(of, error)))
         known = self._of(proposal)
         if 0 < error < math.inf:
-            self._errors.observe(known.errors, _log(error) - known.error, 2 * MEASURED_OFF)
+            self._errors.observe(known.errors, _log(error) - known.error, 2 * CLOSELY)
 
     def tried(
         self, proposal: Proposal, loss: float, off: float, margins: Floats | None = None

@@ -36,7 +36,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, predicted_parts
 from finecast.tuning import measuring
-from finecast.tuning.belief import MEASURED_OFF
+from finecast.tuning.belief import CLOSELY
 from finecast.tuning.executor import Executor, LostTrialError
 from finecast.tuning.findings import Findings, foretold
 from finecast.tuning.goal import MIN_SPEEDUP, takes
@@ -490,7 +490,7 @@ def final_benchmark(
         for c in racing
         if c.plan.digest in costs.names
     ]
-    finer = math.exp(-MEASURED_OFF)  # what differs by less may be in the other order elsewhere
+    finer = math.exp(-CLOSELY)  # what differs by less may be in the other order elsewhere
     chained = chain(known, fp32, min_speedup, partial(_same_time, costs), finer)
     return _as_predicted(chained[0], racing) if chained else best, measurements
 

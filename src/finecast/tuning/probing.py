@@ -30,7 +30,7 @@ from finecast.solver.assignment import Bools, Floats, Ints
 from finecast.solver.expansion import highest
 from finecast.solver.flips import flips
 from finecast.solver.labelling import Labelling, LabelProblem, evaluate
-from finecast.tuning.belief import MEASURED_OFF, ROUGHLY, Process, error_features, unit_errors
+from finecast.tuning.belief import CLOSELY, ROUGHLY, Process, error_features, unit_errors
 
 # Probes of one search, and units of which pairs change together, those whose single change
 # promises most.
@@ -154,10 +154,10 @@ class Probing:
             self._features([*self._errors]), self._errors.items(), strict=True
         ):
             ratio = _log(error) - self._predicted[key]
-            process.observe(features, max(-_BOUND, min(ratio, _BOUND)), MEASURED_OFF)
+            process.observe(features, max(-_BOUND, min(ratio, _BOUND)), CLOSELY)
         more, off = process.at(self._features(keys))
         expected = np.array([self._predicted[key] for key in keys]) + more
-        return expected, np.hypot(off, MEASURED_OFF)
+        return expected, np.hypot(off, CLOSELY)
 
     def _features(self, keys: list[bytes]) -> Floats:
         labels = np.array([self._pool[key].label for key in keys], dtype=np.int64)

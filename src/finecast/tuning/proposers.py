@@ -11,7 +11,7 @@ from finecast.native.subject import Built, Subject
 from finecast.planning.plan import Plan
 from finecast.planning.problem import Proposal
 from finecast.planning.proposing import between, lowered_by_one, near, raised_by_one
-from finecast.tuning.belief import MEASURED_OFF
+from finecast.tuning.belief import CLOSELY
 from finecast.tuning.hint import coded_over_hints, stated_by_hint
 from finecast.tuning.loop import Loop
 from finecast.tuning.probing import Probing
@@ -160,7 +160,5 @@ class Probed:
         if better is None:
             return []
         probed = error(better.plan)
-        loop.belief.tried(
-            better, loop.belief.order * math.log(probed / allowed) / 2, MEASURED_OFF
-        )
+        loop.belief.tried(better, loop.belief.order * math.log(probed / allowed) / 2, CLOSELY)
         return [better]

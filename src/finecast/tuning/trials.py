@@ -22,7 +22,7 @@ from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.progress import Notice, Progress
 from finecast.reports.base import loss_text
-from finecast.tuning.belief import LOSS_OFF, MEASURED_OFF, ROUGHLY
+from finecast.tuning.belief import CLOSELY, LOSS_OFF, ROUGHLY
 from finecast.tuning.certifying import Certifier
 from finecast.tuning.decision_chances import DecisionChances
 from finecast.tuning.executor import LostTrialError
@@ -206,8 +206,8 @@ class Trials:
         if math.isnan(share):
             share = math.inf
         log = math.log(share) if share > 0 else -math.inf
-        is_known = abs(log) < _FAR - MEASURED_OFF
-        return min(max(log, -_FAR), _FAR), MEASURED_OFF if is_known else ROUGHLY
+        is_known = abs(log) < _FAR - CLOSELY
+        return min(max(log, -_FAR), _FAR), CLOSELY if is_known else ROUGHLY
 
     def _passing_scale(self, metric: float) -> float | None:
         """How many times as far a plan may move margins, so that other data keep the metric.
@@ -217,7 +217,7 @@ class Trials:
         lost = None if self.certifier else losses_at(self.baseline, metric)
         if lost is None:
             return None
-        count = 1 + round(_FAR / MEASURED_OFF)  # each is known to that much to either side
+        count = 1 + round(_FAR / CLOSELY)  # each is known to that much to either side
         scales = np.exp(np.linspace(_FAR, -_FAR, count)).tolist()
         return next((s for s in scales if lost(s) <= self._allowed), scales[-1])
 

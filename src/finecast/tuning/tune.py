@@ -33,7 +33,7 @@ from finecast.planning.proposing import lowest, near, propose, stated
 from finecast.progress import ExpectedTime, Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
 from finecast.tuning import measuring
-from finecast.tuning.belief import COST_OFF, ROUGHLY, Belief
+from finecast.tuning.belief import CLOSELY, ROUGHLY, Belief
 from finecast.tuning.certifying import certifier_of
 from finecast.tuning.conclusion import Conclusion, final_benchmark
 from finecast.tuning.executor import Executor, LocalExecutor
@@ -418,7 +418,7 @@ class _Tuning:
         if subject.target or not objective.of_time:
             belief.cost_off = math.log(MODELLED_GAIN)  # they are what was predicted
         elif models.predicting:  # of compiled models single kernels tell half as much
-            belief.cost_off = 2 * COST_OFF
+            belief.cost_off = 2 * CLOSELY
         known = models.trials.stated_error
         if known is None and self.started is not None:
             known = self.started.error
