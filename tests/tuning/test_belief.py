@@ -104,7 +104,7 @@ def test_after_a_miss_less_error_is_allowed_and_neighbours_pass_less(believed: B
 def decisions(moves: list[float]) -> DecisionChances:
     """Two samples near the border and two far from it; a plan of error 1 made these moves."""
     exact = np.array([0.1, 0.2, 5.0, -5.0])
-    known = DecisionChances(exact=exact, may_lose=0.5)
+    known = DecisionChances(exact=exact, may_lose=0.5, unexplained=0.05)
     known.tried(np.array([1.0, 0.0]), 1.0, exact + np.array(moves))
     return known
 
@@ -125,7 +125,7 @@ def test_a_plan_of_less_error_keeps_more_decisions() -> None:
 
 def test_samples_without_a_finite_margin_decide_nothing() -> None:
     exact = np.array([0.1, -np.inf, np.inf])
-    known = DecisionChances(exact=exact, may_lose=0.0)
+    known = DecisionChances(exact=exact, may_lose=0.0, unexplained=0.05)
     known.tried(np.array([1.0]), 1.0, np.array([0.05, -np.inf, np.inf]))
     assert known.passes(np.array([[1.0]]), np.array([1.0]))[0] > 0.9
 

@@ -33,6 +33,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.problem import Proposal
 from finecast.planning.proposing import lowered_by_one
 from finecast.processes import memory
+from finecast.progress import ExpectedTime, Progress, silent
 from finecast.rules.policy import Policy
 from finecast.tuning import loop, proposers
 from finecast.tuning import tune as tuning
@@ -182,6 +183,7 @@ class Bench:
         confidence: float | None = None,
         max_size: str | int | None = None,
         max_bits: float | None = None,
+        progress: Progress = silent,
     ) -> Result:
         chosen = engine or self.engine
         options = DataOptions(data=self.data, metric=metric, batch=16)
@@ -210,7 +212,7 @@ class Bench:
             goal = replace(goal, start_s=start_s)
         asked = Policy.parse(policy)
         place = tuning.Place(subject=subject, workload=workload)
-        return tuning.tune(place, goal, asked, start=start)
+        return tuning.tune(place, goal, asked, start=start, progress=progress)
 
 
 def conv_net(path: Path, *, middle: str = "Relu") -> None:
@@ -475,7 +477,7 @@ def test_only_what_may_be_chosen_is_compiled(bench: Bench, timed: set[str]) -> N
     found = bench.tune(evaluate=score(), compiles=True)
     assert every.improved
     assert found.improved
-    assert found.speedup == pytest.approx(every.speedup, rel=0.05)
+    assert found.speedup > 0.95 * every.speedup
     missed = {t.key.plan for t in found.trials if not t.passed}
     assert missed
     assert found.plan.digest in timed
@@ -905,7 +907,20 @@ def test_a_plan_that_passes_is_found_by_the_only_trial(bench: Bench) -> None:
 
 
 def test_the_seconds_count_from_when_it_was_asked_for(bench: Bench) -> None:
-    assert bench.tune(start_s=time.perf_counter() - 1000.0).seconds > 1000.0
+    said: list[str] = []
+
+    def report(stage: str, done: int, total: int) -> None:
+        del done, total
+        said.append(stage)
+
+    outcome = bench.tune(start_s=time.perf_counter() - 1000.0, progress=report)
+    assert outcome.seconds > 1000.0
+    # Loading took a fifth of what such a search takes, give or take a factor of two.
+    (expected,) = [one for one in said if isinstance(one, ExpectedTime)]
+    least, most = map(int, re.findall(r"(\d+) min", expected))
+    assert least == pytest.approx(5000 / 2 / 60, rel=0.1)
+    assert most == pytest.approx(2 * 5000 / 60, rel=0.1)
+    assert expected.most_s == pytest.approx(10_000, rel=0.1)
 
 
 def test_a_plan_that_is_not_fast_enough(bench: Bench) -> None:

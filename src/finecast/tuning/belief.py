@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from finecast.measure.racing import LEAST_COST
+from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.alternatives import labels_of
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -27,24 +28,18 @@ from finecast.solver.assignment import Floats, Ints
 from finecast.solver.labelling import LabelProblem, evaluate
 from finecast.tuning.decision_chances import DecisionChances
 
-COST_OFF: Final = 0.12
-"""The deviation of the logarithm of a measured over a predicted time, of a plan in which all
-is low: predictions are off by some ten percent. What an engine spares under its own hint is
-known as little."""
-# A model's speed differs from one load to the next: a measured time says so much of another
-# plan's.
-_LOAD_OFF: Final = 0.04
-
-LOSS: Final = 0.3
 LOSS_OFF: Final = 1.3
-"""What the lowest plan loses over what may be lost, before any was tried: of nets it is from a
-quarter to 25 times as much. Its logarithm, and the deviation of that."""
+"""The deviation of the logarithm of what the lowest plan loses over what may be lost, before
+any was tried: of nets it is as likely a tenth as ten times as much, or anything between."""
+CLOSELY: Final = 0.1
+"""The deviation of the logarithm of what is known to some ten percent: of a measured over a
+predicted time, of a plan in which all is low, and of a loss or an error that was measured,
+from that on other samples. What an engine spares under its own hint is known as little as a
+time; a squared error is off by twice as much as the error."""
 ROUGHLY: Final = 0.5
 """The deviation of the logarithm of a measured over a predicted squared error: sums of single
 errors are 2 dB off. As little is known of the error by a hint from that of the same plan by
 casts, and of a loss from a measured error, from a stated error, or beyond what was counted."""
-# The same of an error that was measured on few samples, from that on others.
-_SAMPLES_OFF: Final = 0.2
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,10 +133,9 @@ class Belief:
         analysis: What was predicted.
         order: The power of the output's error that a small loss grows with.
         cost_off: The deviation of the logarithm of measured over predicted costs.
-        loss: The logarithm of what a plan of squared error ``reference`` loses over what may
-            be lost, before any was tried.
-        loss_off: The deviation of that.
-        reference: A squared error.
+        loss_off: The deviation of the logarithm of what a plan loses over what may be lost,
+            before any was tried.
+        reference: The squared error with which a plan is then as likely to pass as to miss.
         decisions: Those on the data at hand; None where they are not known.
         fp32: The predicted cost of the fp32 model.
     """
@@ -149,8 +143,7 @@ class Belief:
     planner: Planner
     analysis: Analysis
     order: float = 1.0
-    cost_off: float = COST_OFF
-    loss: float = LOSS
+    cost_off: float = CLOSELY
     loss_off: float = LOSS_OFF
     reference: float = 1.0
     decisions: DecisionChances | None = None
@@ -176,8 +169,7 @@ class Belief:
         exact = labels_of(planner, analysis, self._problem, planner.highest())
         # Where all ops are in branches or loops, no kernel with a time is known.
         self.fp32 = max(evaluate(self._problem, exact).time_s, LEAST_COST)
-        rounded = [r.units + r.by_unit for r in analysis.rounded.values()]
-        self._unit_errors = np.maximum(np.stack([np.zeros(len(exact)), *rounded], axis=1), 0.0)
+        self._unit_errors = unit_errors(analysis)
 
     def predicted(self, proposal: Proposal) -> float:
         """The cost that is predicted of a plan; of one of a hint by the same plan by casts."""
@@ -188,7 +180,8 @@ class Belief:
         self._taken.append((proposal, lambda to, of: to.measured(of, slowdown, off)))
         known, value = self._of(proposal), math.log(slowdown)
         self._measured[proposal.plan.digest] = value, off
-        noise = math.hypot(off, min(_LOAD_OFF, self.cost_off))
+        # A model's speed differs from one load to the next by what counts as equally fast.
+        noise = math.hypot(off, min(math.log(SAME_TIME), self.cost_off))
         self._costs.observe(known.costs, value - known.cost, noise)
 
     def erred(self, proposal: Proposal, error: float) -> None:
@@ -196,7 +189,7 @@ class Belief:
         self._taken.append((proposal, lambda to, of: to.erred(of, error)))
         known = self._of(proposal)
         if 0 < error < math.inf:
-            self._errors.observe(known.errors, _log(error) - known.error, _SAMPLES_OFF)
+            self._errors.observe(known.errors, _log(error) - known.error, 2 * CLOSELY)
 
     def tried(
         self, proposal: Proposal, loss: float, off: float, margins: Floats | None = None
@@ -253,14 +246,14 @@ class Belief:
         more, off = self._losses.at(common)
         apart = math.hypot(ROUGHLY, self.order * ROUGHLY / 2)
         spread = math.hypot(float(off[0]), apart)
-        logs = [-self.loss - float(more[0]) - spread * float(ndtri(c)) for c in chances]
+        logs = [-float(more[0]) - spread * float(ndtri(c)) for c in chances]
         return [self.reference * math.exp(2 * log / self.order) for log in logs]
 
     def _expected(self, proposals: Sequence[Proposal]) -> tuple[Floats, Floats]:
         """The logarithm of the loss that plans' errors cause, and how far these are known."""
         _, error, off = self._erring(proposals)
         power = self.order / 2
-        return self.loss + power * (error - math.log(self.reference)), power * off
+        return power * (error - math.log(self.reference)), power * off
 
     def _moving(self, proposals: Sequence[Proposal]) -> tuple[Floats, Floats]:
         """The features of plans' errors, of length 1 each, and the errors, not squared."""
@@ -303,23 +296,41 @@ class Belief:
         own = self._problem.time[units, label]
         low = np.where(label > 0, own, 0.0)
         casts = max(priced - float(own.sum()), 0.0)
-        shares = self._by_format(label, low / (priced or 1.0))
+        formats = self._unit_errors.shape[1]
+        shares = by_format(label[None], low[None] / (priced or 1.0), formats)[0]
         hinted = self.cost_off if plan.by_hint else 0.0
         casting = self.cost_off * math.sqrt(casts / (priced or 1.0))
         return np.array([*(self.cost_off * np.sqrt(shares)), casting, hinted])
 
     def _error_features(self, label: Ints, plan: Plan) -> Floats:
         """Of each unit and low format, and of a hint."""
-        own = self._unit_errors[np.arange(len(label)), label]
-        shares = self._by_format(label, own / (float(own.sum()) or 1.0))
         hinted = ROUGHLY if plan.by_hint else 0.0
-        return np.array([*(ROUGHLY * np.sqrt(shares)), hinted])
+        return np.array([*error_features(self._unit_errors, label[None])[0], hinted])
 
-    def _by_format(self, label: Ints, values: Floats) -> Floats:
-        """float64[n * (k - 1)]: each unit's value at its low format."""
-        spread = np.zeros(self._unit_errors.shape)
-        spread[np.arange(len(label)), label] = values
-        return spread[:, 1:].ravel()
+
+def unit_errors(analysis: Analysis) -> Floats:
+    """float64[n, k], the predicted squared error of each unit in each format."""
+    rounded = [one.units + one.by_unit for one in analysis.rounded.values()]
+    return np.maximum(np.stack([np.zeros_like(rounded[0]), *rounded], axis=1), 0.0)
+
+
+def error_features(errors: Floats, labels: Ints) -> Floats:
+    """The features of plans' errors, float64[m, n * (k - 1)]: of each unit and low format.
+
+    Args:
+        errors: float64[n, k], those of units by ``unit_errors``.
+        labels: int[m, n], the plans.
+    """
+    own = errors[np.arange(len(errors)), labels]
+    shares = own / np.maximum(own.sum(axis=1, keepdims=True), np.finfo(float).tiny)
+    return ROUGHLY * np.sqrt(by_format(labels, shares, errors.shape[1]))
+
+
+def by_format(labels: Ints, values: Floats, formats: int) -> Floats:
+    """float64[m, n * (k - 1)]: the value of each unit of a plan at its low format."""
+    spread = np.zeros((*labels.shape, formats))
+    np.put_along_axis(spread, labels[..., None], values[..., None], axis=2)
+    return spread[..., 1:].reshape(len(labels), -1)
 
 
 Take: TypeAlias = Callable[[Belief, Proposal], None]

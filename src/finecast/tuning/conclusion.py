@@ -36,6 +36,7 @@ from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, predicted_parts
 from finecast.tuning import measuring
+from finecast.tuning.belief import CLOSELY
 from finecast.tuning.executor import Executor, LostTrialError
 from finecast.tuning.findings import Findings, foretold
 from finecast.tuning.goal import MIN_SPEEDUP, takes
@@ -50,8 +51,6 @@ _EQUAL: Final = Interval(low=1.0, median=1.0, high=1.0)
 # is measured: each compiles for 1.5 ms an op in int8, and a net of 5,000 ops would take half a
 # minute more.
 _MOST_OPS: Final = 3000
-_MOST_CONFIRMED: Final = 3
-"""Predicted shares that are measured, the largest first."""
 _TOO_SMALL: Final = (
     "its products save less than the casts around them and the calls of more kernels cost"
 )
@@ -88,12 +87,18 @@ class Conclusion:
         """The last race, of models of plans and those that stand beside the result."""
         return self._measure({**built, **self.hints}, effort)
 
-    def confirmed(self, built: Built, measurements: Measurements) -> Measurements:
-        """``measurements``, with those of the result in other processes."""
+    def confirmed(
+        self, built: Built, measurements: Measurements, takes_s: float
+    ) -> Measurements:
+        """``measurements``, with those of the result in other processes.
+
+        That is expected to take ``takes_s``, for which there has to be time.
+        """
         if len(self.planner.graph.nodes) > _MOST_OPS:
             return measurements
         models = {built.plan.digest: built, **self.hints}
-        return self.measuring.confirmed(measurements, models, self.trials.budget.left_s)
+        left_s = self.trials.budget.left_s - takes_s
+        return self.measuring.confirmed(measurements, models, left_s)
 
     def improved(
         self,
@@ -182,7 +187,7 @@ class Conclusion:
         if not errors or exact.figure != RELATIVE_ERROR:
             return plan
         is_large = len(self.planner.graph.nodes) > _MOST_OPS
-        most = 1 if is_large else _MOST_CONFIRMED
+        most = 1 if is_large else 3  # the report names as many, and each is compiled
         for number in range(most):
             costly = [one for one in Contributions.of(plan).low if one.measured is None]
             if not costly:
@@ -455,10 +460,6 @@ def _final_benchmark(measurements: Measurements) -> dict[str, tuple[float, float
     return {n: (costs.speed(n).median, times.latency_s(n)) for n in names}
 
 
-# Measured errors within 5% are those of other data in another order.
-_FINER: Final = 0.9
-
-
 def final_benchmark(
     best: Candidate,
     passed: Sequence[Candidate],
@@ -489,7 +490,8 @@ def final_benchmark(
         for c in racing
         if c.plan.digest in costs.names
     ]
-    chained = chain(known, fp32, min_speedup, partial(_same_time, costs), _FINER)
+    finer = math.exp(-CLOSELY)  # what differs by less may be in the other order elsewhere
+    chained = chain(known, fp32, min_speedup, partial(_same_time, costs), finer)
     return _as_predicted(chained[0], racing) if chained else best, measurements
 
 
@@ -501,7 +503,7 @@ def _as_predicted(best: Candidate, racing: Sequence[Candidate]) -> Candidate:
 
 def _same_time(costs: Race, fast: Candidate, other: Candidate) -> bool:
     """Whether ``other``, of less error, counts as equally fast."""
-    return costs.is_as_fast(other.plan.digest, fast.plan.digest, measuring.TIE)
+    return costs.is_as_fast(other.plan.digest, fast.plan.digest, measuring.FINAL.tie or 1.0)
 
 
 def beside_no_gain(speeds: Sequence[Speed]) -> list[str]:

@@ -10,18 +10,10 @@ its neighbours change it, too, and that a plan of other parts may not.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 import numpy as np
 
 from finecast.solver.assignment import Bools, Floats
-
-# Draws of moves, of which some pass.
-_DRAWS: Final = 128
-# The share of a move's variance that no part of a plan explains.
-_NOISE: Final = 0.05
-# Margins beyond this many deviations are not looked at.
-_FAR: Final = 4.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,10 +23,12 @@ class DecisionChances:
     Attributes:
         exact: float64[n], the margins of fp32; negative where it is wrong.
         may_lose: How many right decisions may be lost.
+        unexplained: The share of a move's variance that no part of a plan explains.
     """
 
     exact: Floats
     may_lose: float
+    unexplained: float
     _parts: list[Floats] = field(init=False, default_factory=list[Floats])
     _moves: list[Floats] = field(init=False, default_factory=list[Floats])
     _open: Bools = field(init=False)
@@ -68,19 +62,21 @@ class DecisionChances:
             errors: float64[m], their relative errors.
         """
         seen, moves = np.array(self._parts), np.array(self._moves)
-        among = seen @ seen.T + _NOISE * np.eye(len(seen))
+        among = seen @ seen.T + self.unexplained * np.eye(len(seen))
         to = seen @ parts.T
         weights = np.linalg.solve(among, to)
-        left = np.clip(1 - (to * weights).sum(axis=0), _NOISE, 1.0)
+        left = np.clip(1 - (to * weights).sum(axis=0), self.unexplained, 1.0)
         size = np.sqrt((moves**2).mean())
-        drawn = np.random.default_rng(0).standard_normal((_DRAWS, len(self._margins)))
+        draws = 128  # a chance is then known to 4%
+        drawn = np.random.default_rng(0).standard_normal((draws, len(self._margins)))
         chances = np.empty(len(errors))
         for plan, error in enumerate(errors):
             expected = error * (weights[:, plan] @ moves)
             off = error * size * np.sqrt(left[plan])
-            near = np.abs(self._margins) < np.abs(expected) + _FAR * off
+            # Of margins beyond four deviations one in 30,000 is moved across 0.
+            near = np.abs(self._margins) < np.abs(expected) + 4 * off
             still = self._margins[near]
             moved = still + expected[near] + off * drawn[:, near]
             lost = (still > 0).sum() - (moved > 0).sum(axis=1)
-            chances[plan] = (np.count_nonzero(lost <= self.may_lose) + 0.5) / (_DRAWS + 1)
+            chances[plan] = (np.count_nonzero(lost <= self.may_lose) + 0.5) / (draws + 1)
         return chances

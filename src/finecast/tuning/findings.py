@@ -124,21 +124,15 @@ class SearchStep:
     @property
     def reason(self) -> str:
         """Text: why the plan was measured, or would be."""
-        about = f" ± {self.gain_off:.0%}" if self.gain_off >= _LEAST_OFF else ""
-        size = f"{abs(self.gain):.1%}{about}"
+        off, gain = f"{self.gain_off:.0%}", f"{abs(self.gain):.1%}"
+        size = f"{gain} ± {off}" if off != f"{0:.0%}" else gain
         saving = f"would save {size} of the time"
-        if self.gain <= -_LEAST_GAIN:
+        if self.gain < 0 and gain != f"{0:.1%}":
             saving = f"would take {size} more time"
         instead = (
             f", as fast as {self.instead_of} and more accurate" if self.instead_of else ""
         )
         return f"worth {self.worth:.2g} ({saving}, chance to pass {self.chance:.0%}{instead})"
-
-
-_LEAST_GAIN: Final = 5e-4
-"""A smaller share of the time is printed as none."""
-_LEAST_OFF: Final = 0.01
-"""A smaller deviation, as of a plan that was timed, is not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

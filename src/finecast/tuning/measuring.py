@@ -24,42 +24,36 @@ _PRICING: Final[Mapping[Objective, Callable[[Planner, Analysis], Analysis]]] = {
     Objective.SIZE: by_size,
     Objective.MEMORY: by_memory,
 }
-# Races end as soon as they have told what decides; the least time, so that a disturbance of
-# some tenths of a second is not all that short calls are timed in.
-_LEAST_S: Final = 0.3
+# Races end as soon as they have told what decides, but not before a time in which a
+# disturbance of some tenths of a second is not all that there is of short calls.
+BASELINE: Final = Effort(min_time_s=0.3)
 # The first races tell which models are faster than fp32, and their speeds as well as they hold
 # for another load of the same model.
 RANKING: Final = Effort(min_time_s=0.1, settle_s=2.0, known_to=0.1, order=False)
-# In the last race the more accurate of two plans is taken unless it is known to take more than
-# this many times as long. Two loads of one model may take 1% apart; a hint, and casts that
-# lower the same ops, are 1 to 6% apart. Where this was 3%, runs of MiniLM took turns; where it
-# was 1%, runs of ResNet-20 did on some days.
-TIE: Final = 1.0
 # The last race, between the plan found and those that may be better. Speeds are timed until
 # they are known to 4%, which takes more rounds on a busy machine: then two runs of one search
 # agree within 5%. No more rounds start after these seconds, or after the time of an evaluation
 # on all data, if that is longer: on an idle machine a race ends long before. Models slower
 # than fp32 cannot be chosen and get no further rounds. Of two plans the order is not needed,
 # only whether the more accurate one is as fast. After 8 s beside a busy process the ratio of
-# two plans was known to 5% only, and two runs in ten took another plan than the others.
+# two plans was known to 5% only, and two runs in ten took another plan than the others. Of two
+# plans the more accurate one is taken unless it is known to be slower: where it was taken up
+# to 3% slower, runs of MiniLM took turns, and up to 1%, runs of ResNet-20 on some days.
 FINAL: Final = Effort(
-    min_time_s=2 * _LEAST_S,
+    min_time_s=2 * BASELINE.min_time_s,
     settle_s=20.0,
     known_to=0.04,
     rounds=11,
     limit=1.0,
     order=False,
-    tie=TIE,
+    tie=1.0,
 )
 # The second race of what may be better than the result: the order alone is asked.
 DUEL: Final = replace(FINAL, limit=math.inf, order=True, tie=None)
 # The result in another process. Its choice is made: only its speed beside fp32 is asked for.
-AFRESH: Final = Effort(
-    min_time_s=_LEAST_S, settle_s=1.0, known_to=FINAL.known_to, rounds=11, order=False
+AFRESH: Final = replace(
+    BASELINE, settle_s=1.0, known_to=FINAL.known_to, rounds=FINAL.rounds, order=False
 )
-# What that takes for a small net: imports, compilations and rounds in two processes.
-_AFRESH_S: Final = 4.0
-BASELINE: Final = Effort(min_time_s=_LEAST_S)
 # Latencies that decide nothing, or only which of nearly equal plans is tried first.
 GLANCE: Final = Effort(min_time_s=0.0, rounds=3, warmup=1)
 
@@ -179,9 +173,9 @@ class Measuring:
 
         In each process memory lies elsewhere, by which one file is faster or slower by up to
         15% than in another one. Costs that are counted are the same everywhere. Nothing is
-        timed again where that takes more than ``allowed_s``.
+        timed again if ``allowed_s``, the time left for it, is none.
         """
-        if self.afresh is None or not self.objective.of_time or allowed_s < _AFRESH_S:
+        if self.afresh is None or not self.objective.of_time or allowed_s <= 0:
             return measurements
         origins = {name: one.origin for name, one in built.items()}
         streams = self.objective is Objective.THROUGHPUT

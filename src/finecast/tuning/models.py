@@ -6,11 +6,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
 
 from finecast.errors import EngineError
 from finecast.measure.racing import ANCHOR
 from finecast.native.subject import Built, Subject
+from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
 from finecast.planning.problem import Analysis, Proposal
@@ -26,10 +26,6 @@ from finecast.tuning.measuring import Measurements, Measuring
 from finecast.tuning.search import Candidate
 from finecast.tuning.size import SizeBound
 from finecast.tuning.trials import Trials
-
-# Uncertainty of predicted costs where plans are compiled only to be timed: plans within about
-# 14% of the one found race with it.
-_PREDICTED: Final = 0.05
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,7 +175,7 @@ class PlanModels:
                 ),
                 latency_s=time_s,
                 casts=self.built[digest].casts,
-                spread=_PREDICTED,
+                spread=SAME_TIME - 1,  # what is about as fast is compiled, too
                 predicted_cost=p.time_s,
                 timed=False,
             )

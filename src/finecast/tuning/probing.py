@@ -6,7 +6,7 @@ a modelled device the error of a plan takes one run, without a compilation and a
 are probed before any is evaluated on all data. Each probe says how far predictions are off for
 the plans around it. Next is the plan of the largest expected gain: the time that it saves,
 times the probability that its error is allowed, with the logarithm of the ratio between
-measured and predicted errors as a Gaussian process over plans. Source: M. Schonlau,
+measured and predicted errors as in ``tuning/belief.py``. Source: M. Schonlau,
 W. J. Welch and D. R. Jones, "Global versus local search in constrained optimization of
 computer models" (1998).
 """
@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from finecast.numbers.thresholds import MODELLED_GAIN
 from finecast.planning.alternatives import labels_of
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
@@ -29,23 +30,17 @@ from finecast.solver.assignment import Bools, Floats, Ints
 from finecast.solver.expansion import highest
 from finecast.solver.flips import flips
 from finecast.solver.labelling import Labelling, LabelProblem, evaluate
+from finecast.tuning.belief import CLOSELY, ROUGHLY, Process, error_features, unit_errors
 
-# The standard deviation of the logarithm of measured over predicted squared errors, and the
-# number of units in which two plans differ when what is known of the one says little of the
-# other. On enumerated nets of 10 to 14 ops these found the best plan most often, and half or
-# twice as much nearly as often. The noise keeps the equations well-posed.
-_DEVIATION: Final = 0.5
-_REACH: Final = 6.0
-_NOISE: Final = 0.02
-# A ratio beyond this factor is of another kind, such as an overflow, and says no more.
-_MOST_OFF: Final = 20.0
-# Probes of one search, and the expected gain, as a share of the time, that is worth one.
+# Probes of one search, and units of which pairs change together, those whose single change
+# promises most.
 _MOST: Final = 24
-_WORTH: Final = 5e-4
-# Shares of the allowed error at which the search for plans begins.
-_STARTS: Final = (0.7, 0.85, 1.0, 1.2, 1.5, 1.8)
-# Units of which pairs change together, those whose single change promises most.
-_PAIRED: Final = 24
+# The expected gain, as a share of the time, that is worth a probe: a gain that counts, of one
+# chance in ten.
+_WORTH: Final = (MODELLED_GAIN - 1) / 10
+# A ratio of errors beyond six deviations is of another kind, such as an overflow, and says no
+# more.
+_BOUND: Final = 6 * ROUGHLY
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,11 +62,13 @@ class Probing:
     _predicted: dict[bytes, float] = field(init=False, default_factory=dict[bytes, float])
     _errors: dict[bytes, float] = field(init=False, default_factory=dict[bytes, float])
     _widened: set[bytes] = field(init=False, default_factory=set[bytes])
+    _unit_errors: Floats = field(init=False)
 
     def __post_init__(self) -> None:
         """State the problem that plans are labellings of."""
         graph, permissions = self.planner.graph, self.planner.permissions
         self._problem = build_problem(graph, permissions, self.analysis)
+        self._unit_errors = unit_errors(self.analysis)
 
     def fastest(
         self, allowed: float, known: Iterable[tuple[Plan, float]], limit: float
@@ -90,7 +87,7 @@ class Probing:
             key = self._added(self._label(plan))
             self._errors[key] = error
             self._widen(self._pool[key])
-        for start in near(self.planner, self.analysis, allowed, _STARTS):
+        for start in near(self.planner, self.analysis, allowed):
             self._added(self._label(start.plan))
         incumbent, least = None, min(limit, highest(self._problem).time_s)
         for _ in range(_MOST):
@@ -145,25 +142,26 @@ class Probing:
         """The share of time that each plan saves, times the probability that it may."""
         from scipy.special import ndtr
 
-        off, certain = self._off(np.array([self._pool[key].label for key in keys]))
-        expected = np.array([self._predicted[key] for key in keys]) + off
-        deviation = _DEVIATION * np.sqrt(np.maximum(1 - certain, _NOISE))
-        passes = ndtr((math.log(allowed) - expected) / deviation)
+        errors, off = self._believed(keys)
+        passes = ndtr((math.log(allowed) - errors) / off)
         saved = 1 - np.array([self._pool[key].time_s for key in keys]) / least
         return passes * saved
 
-    def _off(self, labels: Ints) -> tuple[Floats, Floats]:
-        """The expected logarithm of measured over predicted error, and how certain it is."""
-        if not self._errors:
-            return np.zeros(len(labels)), np.zeros(len(labels))
-        seen = np.array([self._pool[key].label for key in self._errors])
-        logs = [_log(error) - self._predicted[key] for key, error in self._errors.items()]
-        ratios = np.array(logs, dtype=np.float64)
-        bound = math.log(_MOST_OFF)
-        among = _alike(seen, seen) + _NOISE * np.eye(len(seen))
-        to = _alike(seen, labels)
-        weights = np.linalg.solve(among, to)
-        return np.clip(ratios, -bound, bound) @ weights, (to * weights).sum(axis=0)
+    def _believed(self, keys: list[bytes]) -> tuple[Floats, Floats]:
+        """The logarithms of plans' squared errors that are expected, and how far off."""
+        process = Process()
+        for features, (key, error) in zip(
+            self._features([*self._errors]), self._errors.items(), strict=True
+        ):
+            ratio = _log(error) - self._predicted[key]
+            process.observe(features, max(-_BOUND, min(ratio, _BOUND)), CLOSELY)
+        more, off = process.at(self._features(keys))
+        expected = np.array([self._predicted[key] for key in keys]) + more
+        return expected, np.hypot(off, CLOSELY)
+
+    def _features(self, keys: list[bytes]) -> Floats:
+        labels = np.array([self._pool[key].label for key in keys], dtype=np.int64)
+        return error_features(self._unit_errors, labels.reshape(len(keys), -1))
 
     def _widen(self, at: Labelling) -> None:
         """Add all labellings that differ from ``at`` in one unit or in two."""
@@ -173,7 +171,7 @@ class Probing:
         neighbours = flips(self._problem, at.label)
         changes = np.argwhere(_changed(at.label, neighbours.total_s))
         rank = np.argsort(-np.abs(neighbours.total_s[*changes.T]), kind="stable")
-        paired = changes[rank[:_PAIRED]]
+        paired = changes[rank[:_MOST]]
         for unit, label in changes:
             self._widen_to(_with(at.label, (unit, label)))
         for i, one in enumerate(paired):
@@ -199,9 +197,3 @@ def _with(label: Ints, *changes: tuple[int, int]) -> Ints:
     for unit, to in changes:
         changed[unit] = to
     return changed
-
-
-def _alike(one: Ints, other: Ints) -> Floats:
-    """float64[a, b]: how much what is known of a plan says of another, from 0 to 1."""
-    differ = (one[:, None, :] != other[None, :, :]).sum(axis=2)
-    return np.exp(-differ / _REACH)

@@ -11,17 +11,15 @@ from finecast.native.subject import Built, Subject
 from finecast.planning.plan import Plan
 from finecast.planning.problem import Proposal
 from finecast.planning.proposing import between, lowered_by_one, near, raised_by_one
+from finecast.tuning.belief import CLOSELY
 from finecast.tuning.hint import coded_over_hints, stated_by_hint
 from finecast.tuning.loop import Loop
 from finecast.tuning.probing import Probing
 from finecast.tuning.search import Corrections
-from finecast.tuning.trials import LEAST_OFF
 
 # Adjustments are taken to leave at least this share of a plan's squared error, a tenth of the
 # error itself.
 _LEAST_LEFT: Final = 0.01
-# Most steps of the frontier between two errors.
-_MORE_STEPS: Final = 7
 SEARCHES: Final = 3
 """Searches by probes, each of which ends in a trial that tells better what is allowed."""
 
@@ -106,7 +104,8 @@ def more_steps(loop: Loop) -> Sequence[Proposal]:
     if missed is None:
         return []
     errors = (0.0 if best is None else best.error, missed)
-    return between(loop.belief.planner, loop.belief.analysis, errors, most=_MORE_STEPS)
+    most = loop.models.subject.max_steps
+    return between(loop.belief.planner, loop.belief.analysis, errors, most=most)
 
 
 def single_changes(loop: Loop) -> Sequence[Proposal]:
@@ -161,7 +160,5 @@ class Probed:
             return []
         self.searches += 1
         probed = error(better.plan)
-        loop.belief.tried(
-            better, loop.belief.order * math.log(probed / allowed) / 2, LEAST_OFF
-        )
+        loop.belief.tried(better, loop.belief.order * math.log(probed / allowed) / 2, CLOSELY)
         return [better]

@@ -20,6 +20,7 @@ from finecast.measure.environment import cpu_label, environment
 from finecast.naming import enumerated, number_of, percent
 from finecast.native.engine_times import CLEAR
 from finecast.numbers.formats import Format
+from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.contributions import Contributions
 from finecast.plugin import title_of
 from finecast.reports.base import TextTable, loss_text, output_lines
@@ -106,10 +107,6 @@ def comparison(result: Result) -> TextTable:
     )
 
 
-_MUCH: Final = 1.03
-"""From this gain on another form of the output is named first."""
-
-
 def _elsewhere(result: Result, expected: ExpectedLoss) -> str:
     """What is lost on the data given, and what is expected on other data."""
     lost = result.baseline.metric - result.tuned.metric
@@ -178,7 +175,7 @@ def better_as_ir(result: Result) -> list[str]:
         f"-o {result.asked.stem}.xml would be x{result.tuned.cost / a.cost:.2f} as fast"
         f" as {than}, by {a.name}"
         for a in result.baselines
-        if result.asked and _as_plan(a, result) and result.tuned.cost / a.cost > _MUCH
+        if result.asked and _as_plan(a, result) and result.tuned.cost / a.cost > SAME_TIME
     ]
     return forms[:1]
 

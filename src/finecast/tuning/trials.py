@@ -22,20 +22,16 @@ from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.progress import Notice, Progress
 from finecast.reports.base import loss_text
-from finecast.tuning.belief import ROUGHLY
+from finecast.tuning.belief import CLOSELY, LOSS_OFF, ROUGHLY
 from finecast.tuning.certifying import Certifier
 from finecast.tuning.decision_chances import DecisionChances
 from finecast.tuning.executor import LostTrialError
 from finecast.tuning.goal import Budget
 from finecast.tuning.search import Candidate, none_passes
 
-LEAST_OFF: Final = 0.1
-"""The deviation to which the logarithm of a loss is known at best."""
-# Losses beyond this many times what may be lost, or below that share of it, are hardly known.
-_MOST_LOST: Final = 30.0
-_TINY: Final = 1e-9
-# So many multiples of a plan's moves of margins are looked at.
-_SCALES: Final = 35
+# How far the logarithm of a loss over what may be lost is looked at: three deviations of what
+# is believed of it before any plan was tried.
+_FAR: Final = 3 * LOSS_OFF
 
 # Gives the metric of a plan.
 Measure = Callable[[Plan], float]
@@ -200,21 +196,20 @@ class Trials:
         nothing says that the logarithm is small, and not how small.
         """
         scale = self._passing_scale(metric)
-        if scale is not None:
-            within = 1.001 / _MOST_LOST < scale < _MOST_LOST / 1.001
-            return -math.log(scale), LEAST_OFF if within else ROUGHLY
         guiding, baseline = self._guiding(metric), self._guiding(self.baseline)
-        if baseline == math.inf:
+        if scale is not None:
+            share = 1 / scale
+        elif baseline == math.inf:
             share = _relative(guiding) / _relative(self._criterion.target(baseline))
         else:
             sign = 1.0 if self._criterion.higher_is_better else -1.0
             allowed = self._criterion.allowed_loss(baseline)
-            share = sign * (baseline - guiding) / (allowed or _TINY)
-        if not share < _MOST_LOST:  # NaN among them
-            return math.log(_MOST_LOST), ROUGHLY
-        if share <= 1 / _MOST_LOST:
-            return -math.log(_MOST_LOST), ROUGHLY
-        return math.log(share), LEAST_OFF
+            share = sign * (baseline - guiding) / (allowed or float(np.finfo(float).tiny))
+        if math.isnan(share):
+            share = math.inf
+        log = math.log(share) if share > 0 else -math.inf
+        is_known = abs(log) < _FAR - CLOSELY
+        return min(max(log, -_FAR), _FAR), CLOSELY if is_known else ROUGHLY
 
     def _passing_scale(self, metric: float) -> float | None:
         """How many times as far a plan may move margins, so that other data keep the metric.
@@ -224,7 +219,8 @@ class Trials:
         lost = None if self.certifier else losses_at(self.baseline, metric)
         if lost is None:
             return None
-        scales = np.geomspace(_MOST_LOST, 1 / _MOST_LOST, _SCALES).tolist()
+        count = 1 + round(_FAR / CLOSELY)  # each is known to that much to either side
+        scales = np.exp(np.linspace(_FAR, -_FAR, count)).tolist()
         return next((s for s in scales if lost(s) <= self._allowed), scales[-1])
 
     def decisions(self) -> DecisionChances | None:
@@ -234,8 +230,9 @@ class Trials:
             return None
         assert isinstance(baseline, Score)
         exact = next(iter(baseline.margins.values()))
-        may_lose = self._allowed / baseline.whole * len(exact) + _TINY
-        return DecisionChances(exact=exact, may_lose=may_lose)
+        may_lose = round(self._allowed / baseline.whole * len(exact), 9)  # some are whole
+        unexplained = (ROUGHLY / 2) ** 2  # moves are as much off as errors, not squared
+        return DecisionChances(exact=exact, may_lose=may_lose, unexplained=unexplained)
 
     @property
     def _criterion(self) -> Criterion:

@@ -20,7 +20,6 @@ from finecast.data.workload import Workload
 from finecast.engines.probe import drop_slow_formats
 from finecast.errors import EngineError, Unfit, WrongNumbersError
 from finecast.graph import Node
-from finecast.measure.timing import now_s, pass_over
 from finecast.native.conversion_notes import commonest_verdict
 from finecast.native.orders import OrderSpread
 from finecast.native.subject import Built, Examined, Hinted, Subject, UserRules
@@ -34,7 +33,7 @@ from finecast.planning.proposing import lowest, near, propose, stated
 from finecast.progress import ExpectedTime, Notice, Phases, Progress, silent
 from finecast.rules.policy import Policy
 from finecast.tuning import measuring
-from finecast.tuning.belief import ROUGHLY, Belief
+from finecast.tuning.belief import CLOSELY, ROUGHLY, Belief
 from finecast.tuning.certifying import certifier_of, copies_told
 from finecast.tuning.conclusion import Conclusion, final_benchmark
 from finecast.tuning.executor import Executor, LocalExecutor
@@ -58,26 +57,9 @@ from finecast.tuning.search import Candidate, Corrections, chain, worth_timing
 from finecast.tuning.size import SizeBound
 from finecast.tuning.trials import Trials, nan_baseline
 
-# A plan that may be certified where the best one is not has this share of its error.
-_SAFER: Final = 0.5
-# Costs that are counted or modelled are what was predicted; the deviation of their logarithm.
-_COUNTED_OFF: Final = 0.005
-# That of compiled models, of which single kernels tell less.
-_COMPILED_OFF: Final = 0.25
-# The logarithm of what a plan is expected to lose that kept the criterion in an earlier run.
-_STARTED: Final = -0.3
-# What a search takes after the rules have judged: this many evaluations of all data, this many
-# times as long as it took to load the model and to observe its values (plans are compiled and
-# roundings are probed), and its races: some ten rounds of eight models, and longer ones of the
-# last few. To import libraries takes seconds, once. That is rough: a range of 1.6 times to
-# either side is told, where it is long.
-_EVALUATIONS: Final = 3
-_MODELS: Final = 3
-_IMPORTS_S: Final = 2.0
-_RACES_S: Final = 5.0
-_CALLS: Final = 100
-_WITHIN: Final = 1.6
-_LONG_S: Final = 30.0
+# A search takes so many times as long as it took until the rules had judged: in the laboratory
+# between half of that and twice that, where it is long enough to be told.
+_TIMES: Final = 5
 # Ops that keep fp32 as the engine computes them wrongly, one after the other.
 _MOST_WRONG: Final = 4
 
@@ -168,7 +150,7 @@ def tune(
         return subject.examine(policy, user_rules, workload, progress)
 
     examined = examine(narrowed)
-    _tell_time(subject, workload, progress, goal.timeout_s)
+    _tell_time(subject, progress, goal.timeout_s)
     bound = SizeBound.of(goal, subject.model.size_bytes, examined.planner.graph)
     if bound is not None and bound.excludes_fp32 and goal.min_speedup == MIN_SPEEDUP:
         goal = replace(goal, min_speedup=ANY_SPEEDUP)
@@ -211,17 +193,15 @@ def tune(
     return replace(outcome, phases=phases, seconds=sum(phases.values()))
 
 
-def _tell_time(
-    subject: Subject, workload: Workload, progress: Phases, timeout_s: float | None
-) -> None:
+def _tell_time(subject: Subject, progress: Phases, timeout_s: float | None) -> None:
     """Tell how long the search takes in all, if that is long, or that its time is over.
 
     On an emulated device nearly all of the time goes into runs of the emulator for
     sensitivities, which take many times as long as fp32's. Their progress tells their number.
     """
     spent = progress.seconds()
-    all_s, evaluation_s = sum(spent.values()), spent.get("baseline", 0.0)
-    if timeout_s is not None and all_s >= timeout_s:
+    spent_s, most_s = sum(spent.values()), math.inf if timeout_s is None else timeout_s
+    if spent_s >= most_s:
         longest = next(iter(spent))
         over = (
             f"the --timeout of {timeout_s:g} s is over: {longest} took {spent[longest]:.1f} s"
@@ -230,18 +210,13 @@ def _tell_time(
         return
     if subject.target:
         return
-    races_s = _RACES_S
-    if _CALLS * evaluation_s > _RACES_S:
-        start = now_s()
-        pass_over(subject.reference, workload.timing())()
-        races_s = max(_RACES_S, _CALLS * (now_s() - start))
-    prepared_s = max(all_s - evaluation_s - _IMPORTS_S, 0.0)
-    all_s += _EVALUATIONS * evaluation_s + _MODELS * prepared_s + races_s
-    all_s = min(all_s, math.inf if timeout_s is None else timeout_s)
-    if all_s >= _LONG_S:
-        least, most = (_rounded(s) for s in (all_s / _WITHIN, all_s * _WITHIN))
-        remark = f"this takes {least} to {most} in all, as it looks now"
-        progress(ExpectedTime(remark, all_s * _WITHIN), 0, 1)
+    expected_s = _TIMES * spent_s
+    if expected_s >= 30:  # who waits for less has no use for a forecast
+        least_s, most_s = (min(s, most_s) for s in (expected_s / 2, 2 * expected_s))
+        remark = (
+            f"this takes {_rounded(least_s)} to {_rounded(most_s)} in all, as it looks now"
+        )
+        progress(ExpectedTime(remark, most_s), 0, 1)
 
 
 def _rounded(seconds: float) -> str:
@@ -361,7 +336,8 @@ class _Tuning:
             best, measurements = self._final_benchmark(loop, best)
             if self._gains(best, measurements):
                 built = models.build(best.plan)
-                measurements = self._conclusion.confirmed(built, measurements)
+                loads_s = 2 * self.progress.seconds().get("load", 0.0)  # in two processes
+                measurements = self._conclusion.confirmed(built, measurements, loads_s)
                 if not self._gains(best, measurements):
                     models.take_times(measurements)
             if self._gains(best, measurements):
@@ -445,15 +421,14 @@ class _Tuning:
         errors = [p.error for p in proposals if 0 < p.error < math.inf]
         belief.reference = max(errors, default=1.0)
         if subject.target or not objective.of_time:
-            belief.cost_off = _COUNTED_OFF
-        elif models.predicting:
-            belief.cost_off = _COMPILED_OFF
-        stated = models.trials.stated_error
-        if stated is not None:
-            belief.reference, belief.loss, belief.loss_off = stated, 0.0, ROUGHLY
-        elif self.started is not None and self.started.error > 0:
-            belief.reference, belief.loss = self.started.error, _STARTED
-            belief.loss_off = ROUGHLY
+            belief.cost_off = math.log(MODELLED_GAIN)  # they are what was predicted
+        elif models.predicting:  # of compiled models single kernels tell half as much
+            belief.cost_off = 2 * CLOSELY
+        known = models.trials.stated_error
+        if known is None and self.started is not None:
+            known = self.started.error
+        if known:
+            belief.reference, belief.loss_off = known, ROUGHLY
         proposers: list[Proposer] = [more_steps]
         proposers.append(partial(corrected, self.corrections))
         proposers.append(partial(over_hint, subject, self.hints, self.corrections))
@@ -544,12 +519,16 @@ class _Tuning:
         return gain.median >= self._goal.min_speedup
 
     def _try_safer(self, best: Candidate) -> None:
-        """Evaluate a more accurate plan, which may be certified where the best one is not."""
+        """Evaluate a more accurate plan, which may be certified where the best one is not.
+
+        Its predicted error is less by two deviations of the ratio of two such errors.
+        """
         models, trials = self.models, self.models.trials
         assert models.analysis is not None
         if trials.certifier is None or trials.certificates or not trials.may_go_on():
             return
-        safer = near(models.planner, models.analysis, _SAFER**2 * best.error, (1.0,))
+        error = best.error * math.exp(-2 * math.sqrt(2) * ROUGHLY)
+        safer = near(models.planner, models.analysis, error, (1.0,))
         for one in models.rank([p for p in safer if p.plan.digest not in trials.tried])[:1]:
             if models.fp32 is not None and one.cost * self._goal.min_speedup < models.fp32:
                 trials.passes(one, models.evaluate)
