@@ -34,6 +34,7 @@ from finecast.engines.loading import load_model
 from finecast.errors import EngineError, WrongNumbersError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node
+from finecast.graph.worklist import Worklist
 from finecast.native.judged_outputs import JudgedOutput
 from finecast.native.source import EngineBuilt, Source
 from finecast.numbers.formats import Format
@@ -609,12 +610,10 @@ class FirstWrong:
 
     def _ancestors(self, value: int) -> list[int]:
         """Ids of all values that ``value`` is computed from, in the order of computation."""
-        waiting, nodes = [value], set[int]()
-        while waiting:
-            producer = self.graph.values[waiting.pop()].producer
-            if producer is not None and producer not in nodes:
-                nodes.add(producer)
-                waiting.extend(i for i in self.graph.nodes[producer].inputs if i is not None)
         last = self.graph.values[value].producer
-        made = (self.graph.nodes[n].outputs for n in sorted(nodes) if n != last)
+        nodes = Worklist([last])
+        for node in nodes:
+            inputs = (i for i in self.graph.nodes[node].inputs if i is not None)
+            nodes.add(self.graph.values[i].producer for i in inputs)
+        made = (self.graph.nodes[n].outputs for n in sorted(nodes.seen) if n != last)
         return [i for outputs in made for i in outputs if i is not None]
