@@ -146,7 +146,6 @@ class Workload(ABC):
         Raises:
             UsageError: If no texts are decoded.
         """
-        del number
         raise UsageError(
             "first calls and steps are not timed apart here",
             where="--objective",

@@ -211,7 +211,6 @@ def _print(status: str, text: str) -> None:
 @cache
 def kept_worker(number: int) -> LocalWorker:
     """A worker of this process, for all of its searches: its imports take a second."""
-    del number
     return LocalWorker()
 
 

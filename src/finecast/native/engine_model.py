@@ -196,7 +196,6 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         self, policy: Policy, options: RunOptions, batches: Sequence[Feeds]
     ) -> Sequence[Feeds]:
         """The batches whose ranges guide the rules: by default those of the user."""
-        del policy, options
         return batches
 
     def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:

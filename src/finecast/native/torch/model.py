@@ -349,7 +349,6 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
         """None: PyTorch reports no kernels, so nothing is compiled to compare them."""
-        del plan, engine
         return ()
 
     def program(self, emulation: Emulation) -> Program:
@@ -438,7 +437,6 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         return frontend.prepare(self.file, policy)
 
     def _apply(self, plan: Plan, prepared: PreparedModel | None) -> TorchApplied:
-        del prepared
         captured = self.file.captured(plan.policy, plan.adjustments)
         done = frontend.applied(captured, plan, self.name)
         if done.edits or not plan.decisions:

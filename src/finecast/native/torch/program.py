@@ -163,7 +163,6 @@ class TorchOnDevice(OnDevice):
 
     def times(self, exact: Exact, *, of_time: bool) -> Times:
         """Times by the roofline, each op by itself; shapes that were not seen are stated."""
-        del exact, of_time
         seen = {i: f.shape for i, f in self.facts.items()}
         shapes = hinted_shapes(self.prepared.captured.binding) | seen
         cost = RooflineCost(target=self.subject.emulation.target, shapes=shapes)

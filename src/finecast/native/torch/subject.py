@@ -337,7 +337,6 @@ class TorchExamined(EngineExamined):
 
     def times(self, exact: Exact, *, of_time: bool) -> Times:
         """Times by single kernels."""
-        del exact, of_time
         self.progress("profile", 0, 1)
         return compiled_times(self.planner, self.prepared)
 
