@@ -124,10 +124,6 @@ def pick(permission: Permission, *preferred: Format) -> Format:
     return min(permission.formats, key=lambda f: (f.bits, f.label))
 
 
-def _no_opset(_: Mapping[int, Format]) -> int:
-    return 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
     """Makes plans of one graph under one policy.
@@ -150,7 +146,7 @@ class Planner:
     policy: Policy
     permissions: Mapping[int, Permission]
     engine: str = ""
-    opset: Callable[[Mapping[int, Format]], int] = _no_opset
+    opset: Callable[[Mapping[int, Format]], int] = lambda _: 0
     from_type: str = ""
     frozen: bool | None = None
     scalings: tuple[RangeScaling, ...] = ()

@@ -101,8 +101,10 @@ def find_points(graph: Graph, free: frozenset[int]) -> tuple[Point, ...]:
 def _of_node(graph: Graph, node: Node, free: frozenset[int]) -> Iterator[Point]:
     if node.op in READS_SHAPE_ONLY:
         return
+    # The points of its result's readers cover what it moves on.
+    carried = {v.id for v in graph.following_inputs(node)} if moves(node) else set[int]()
     for port, index in enumerate(node.inputs):
-        if index is None or (moves(node) and _carries_on(graph, node, index)):
+        if index is None or index in carried:
             continue
         reader = node if node.follows_in[port] else None
         yield _point(graph, reader, port, graph.values[index], free, at=node)
@@ -141,11 +143,6 @@ def moves(node: Node) -> bool:
     """Whether the node only moves numbers: rounding before it equals rounding after it."""
     floats = sum(node.follows_in)
     return by_name(node.op).exact and floats == 1 and any(node.follows_out)
-
-
-def _carries_on(graph: Graph, node: Node, index: int) -> bool:
-    """Whether ``node`` moves the value on: the points of its result's readers cover it."""
-    return any(v.id == index for v in graph.following_inputs(node))
 
 
 def rounding_points(

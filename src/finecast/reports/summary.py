@@ -456,7 +456,8 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     error = error if _is_relative(found.get("relative_error") or {}) else ""
     conditions = found.get("conditions") or {}
     scored = f"it scored {_figure(one['metric'])}"
-    missed = f"{scored}, {_beyond(conditions)} {accuracy_asked(found)}"
+    side = "below" if conditions.get("higher_is_better", True) else "above"
+    missed = f"{scored}, {side} {accuracy_asked(found)}"
     if kept_here(one["metric"], conditions):
         missed = f"{scored} on these data, within {accuracy_asked(found)}, but "
         confidence = conditions.get("confidence")
@@ -512,11 +513,6 @@ def kept_here(metric: float | None, conditions: Mapping[str, Any]) -> bool:
     if metric is None or least is None:
         return False
     return metric >= least if conditions.get("higher_is_better", True) else metric <= least
-
-
-def _beyond(conditions: Mapping[str, Any]) -> str:
-    """On which side of the limit a metric is that misses it."""
-    return "below" if conditions.get("higher_is_better", True) else "above"
 
 
 def accuracy_asked(found: Mapping[str, Any]) -> str:
