@@ -138,10 +138,7 @@ def cached_lengths(
 ) -> Iterator[dict[str, int]]:
     """Lengths of a decoder's caches, its new positions and both; nothing without caches.
 
-    Args:
-        graph: The model.
-        given: Sizes that the user states.
-        longest: The largest sizes by tables of positions, which hold cached and new ones.
+    ``longest`` are the largest sizes by tables of positions, which hold cached and new ones.
     """
     free = guessed_dims(input_specs(graph))
     caches = _cache_lengths(graph) & free.keys()

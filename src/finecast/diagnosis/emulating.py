@@ -174,13 +174,6 @@ def emulate(
 ) -> EmulationReport:
     """Evaluate a model as the device would run it.
 
-    Args:
-        model: The model.
-        loaded: The fp32 model, loaded.
-        emulation: The device and its options.
-        workload: The data.
-        progress: Told of long work.
-
     Raises:
         ModelError: If it cannot be emulated.
         EngineError: If it cannot be run.

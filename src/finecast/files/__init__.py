@@ -395,10 +395,7 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes, *, make_folder: bool = False) -> None:
     """Write to a temporary file beside ``path``, then rename it.
 
-    Args:
-        path: The file.
-        content: All that the file will hold.
-        make_folder: Whether a missing folder is made.
+    With ``make_folder`` a missing folder is made.
 
     Raises:
         UsageError: If the file cannot be written.

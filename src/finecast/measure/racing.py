@@ -137,7 +137,6 @@ class Race:
     and to ask for its times raises that error. An error of the anchor ends the race.
 
     Attributes:
-        calls: The callables by name.
         matters: Two whose times have a lower ratio than this count as equally fast.
         share: How many times each callable runs its model; times are per run of the model.
     """

@@ -119,7 +119,6 @@ class TimingCache:
     """The times of kernels on one machine in one engine.
 
     Attributes:
-        path: The file.
         label: The machine and the engine, for people.
         digest: Identifies the machine, the engine and all that changes its kernels.
         tell: Takes a note where the file cannot be used: then no kernel has a time.

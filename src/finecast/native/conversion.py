@@ -89,7 +89,6 @@ class Converter:
     """Converts a model by a policy or a plan, and writes the result.
 
     Attributes:
-        source: The model.
         output: Where the converted model goes.
         engines: In order of preference; the first also tells which kernels exist.
         feeds: Makes feeds to verify the model with.
@@ -347,12 +346,9 @@ def fastest_plan(
 ) -> Plan:
     """The fastest plan that the rules allow, by modelled times.
 
-    Args:
-        planner: Makes plans.
-        analysis: The costs of ops and casts.
-        time_s: Time of a whole plan, by which the steps of the frontier and the plans of
-            everything in one format are compared. Without it the result is the last step of
-            the frontier, which by the analysis is the fastest plan of a single format.
+    ``time_s`` gives the time of a whole plan, by which the steps of the frontier and the plans
+    of everything in one format are compared. Without it the result is the last step of the
+    frontier, which by the analysis is the fastest plan of a single format.
     """
     proposed = propose(planner, analysis)
     if time_s is None:

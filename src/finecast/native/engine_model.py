@@ -62,11 +62,7 @@ _MOST_PORTS: Final = 8
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class EngineModel(NativeSource[FileT, PreparedT]):
-    """An opened model of any library, whose own parts are those of ``NativeSource``.
-
-    Attributes:
-        converts: What converts such models.
-    """
+    """An opened model of any library, whose own parts are those of ``NativeSource``."""
 
     converts: ClassVar[type[Converter]] = Converter
 
@@ -413,11 +409,6 @@ def shapes_for(
     prepared: PreparedModel, inputs: Sequence[TensorSpec], feeds: Feeds
 ) -> dict[int, tuple[int, ...]]:
     """Shapes of float values by id: those declared, else inferred, else those of a run.
-
-    Args:
-        prepared: The model.
-        inputs: Its inputs, as its file declares them.
-        feeds: The inputs of the call.
 
     Raises:
         EngineError: If only a run can tell, and the model does not run.

@@ -188,7 +188,6 @@ class BesideLow(LowModel):
         return _Switched(self._session, switch)
 
     def _loaded(self, shown: Sequence[ShownValue]) -> Session:
-        """A session of the joined model."""
         model = self._joined(shown)
         if self.engine is None:
             return exact_session(model)
@@ -394,7 +393,6 @@ class _Switched(Session):
         self.outputs = session.outputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once."""
         return self.of.run(self._fed(feeds))
 
     def _fed(self, feeds: Feeds) -> Feeds:
@@ -403,15 +401,12 @@ class _Switched(Session):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether outputs depend on the calls before."""
         return self.of.keeps_state
 
     def reset(self) -> None:
-        """Empty the state, if the model has one."""
         self.of.reset()
 
     def step(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once on the state that the step before left."""
         return self.of.step(self._fed(feeds))
 
 

@@ -129,7 +129,6 @@ class WrongScale:
     """A scale that does not fit the numbers of its value.
 
     Attributes:
-        value: The name of the value.
         covers: The least and the largest number that the scale can express.
         reaches: The least and the largest number of the value.
         constant: Whether the value is a weight, whose numbers do not depend on data.

@@ -57,7 +57,6 @@ class Built:
     """The model that a plan gives, in its frontend's form.
 
     Attributes:
-        model: The native model.
         plan: The plan that it was built from.
         size_bytes: Bytes of the model where it is stored.
         casts: Number of casts, without those of the model's inputs and outputs, and without
@@ -197,7 +196,6 @@ class Subject(ABC):
     """A model joined with the engine that runs it here, or the emulator of another device.
 
     Attributes:
-        model: The model.
         reference: The fp32 model, loaded.
         truth: The fp64 model that the fp32 one was made from, if any: its accuracy is kept.
         told: Notes for the user on how the model was read and run, whatever tuning finds.

@@ -129,7 +129,6 @@ class Planner:
     """Makes plans of one graph under one policy.
 
     Attributes:
-        graph: The graph.
         policy: The user's request.
         permissions: The formats that the rules permit, by node id.
         engine: The engine that plans are made for; empty for none.

@@ -154,11 +154,8 @@ def rounding_points(
 ) -> RoundingPoints:
     """The points of ``find_points``, where points rounded by the same units are one.
 
-    Args:
-        graph: The graph.
-        units: The units.
-        fused: Node ids of each kernel of the low plan: values inside a kernel are not rounded.
-        results: Whether ops in the format round their results, too, and not operands alone.
+    ``fused`` are the kernels of the low plan: values inside a kernel are not rounded. With
+    ``results`` ops in the format round their results, too, and not operands alone.
     """
     kernel_of = {node: k for k, nodes in enumerate(fused) for node in nodes}
     places_by_units: dict[tuple[tuple[int, ...], ...], list[Place]] = {}

@@ -199,7 +199,6 @@ class TorchSubject(EngineSubject):
 
     @property
     def _module(self) -> torch.nn.Module:
-        """The module in fp32."""
         return cast("ModuleSession", self.reference).module
 
     def check_formats(self, policy: Policy) -> None:
