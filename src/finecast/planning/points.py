@@ -329,8 +329,9 @@ def _switch(
     outputs: dict[int, Reading] = {}
     plain = fmt.result if fmt.has_scales else fmt
     for node, index in places:
-        own_encoding = None if node is None else _encoding(permissions, node, index, fmt)
-        encoding = shared or own_encoding or plain
+        permission = None if node is None else permissions.get(node)
+        of = permission and permission.encodings.get(fmt)
+        encoding = shared or (of and of.at(index)) or plain
         if encoding is Format.FP32:  # it stays as it is
             continue
         if node is None:
@@ -338,10 +339,3 @@ def _switch(
         else:
             ports[node, index] = encoding
     return Switch(ports=ports, outputs=outputs)
-
-
-def _encoding(
-    permissions: Mapping[int, Permission], node: int, index: int, fmt: Format
-) -> Reading | None:
-    of = permissions[node].encodings.get(fmt) if node in permissions else None
-    return of.at(index) if of is not None else None

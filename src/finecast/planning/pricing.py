@@ -97,7 +97,9 @@ def rest_in_memory(
     lifetimes: list[Resting] = []
     last = _last_readers(graph)
     for value in graph.values:
-        if value.format is None or value.constant is not None or _is_alias(graph, value):
+        maker = graph.maker(value)
+        is_alias = maker is not None and is_view(maker)
+        if value.format is None or value.constant is not None or is_alias:
             continue
         shape = resolve_shape(value, shapes)
         if shape is not None and not stays_inside(value, kernels):
@@ -144,11 +146,6 @@ def _copies(
 
 def _among(value: Value, values: Iterable[Value]) -> bool:
     return any(v.id == value.id for v in values)
-
-
-def _is_alias(graph: Graph, value: Value) -> bool:
-    maker = graph.maker(value)
-    return maker is not None and is_view(maker)
 
 
 def _last_readers(graph: Graph) -> list[int]:

@@ -310,12 +310,11 @@ class _Exponents:
 
     def absorber(self, node: Node) -> int | None:
         """The port of a constant that can give the results of ``node`` any exponent."""
-        ports = self.laws[node.id].absorbs
-        return next((p for p in ports if self._scalable(node, p)), None)
-
-    def _scalable(self, node: Node, port: int) -> bool:
-        value = self.graph.read(node, port)
-        return value is not None and value.constant is not None and multipliable(value)
+        for port in self.laws[node.id].absorbs:
+            value = self.graph.read(node, port)
+            if value is not None and multipliable(value):
+                return port
+        return None
 
     def need(self, wanted: Mapping[int, int]) -> None:
         """Give the classes of these values at most these exponents, and what follows."""
