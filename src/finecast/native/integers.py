@@ -72,9 +72,8 @@ def quantized_mismatch(
     if worst < LIMIT:
         return ""
     return (
-        f"{title_of(engine)} computes the quantized model otherwise than its ops say"
-        f" (relative error {worst:.2g}): run it in another engine, or plan it anew by"
-        " --from-type int8"
+        f"{title_of(engine)} computes the quantized model otherwise than its ops say (relative"
+        f" error {worst:.2g}): run it in another engine, or plan it anew by --from-type int8"
     )
 
 

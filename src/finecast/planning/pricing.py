@@ -181,7 +181,9 @@ def by_size(planner: Planner, analysis: Analysis) -> Analysis:
     """``analysis`` priced by the bytes of the stored model: of constants and cast nodes."""
     graph = planner.graph
     stored = sum(_constant_bytes(v) for v in graph.values)
-    per_second = _bytes_per_second(analysis, stored)
+    total_s = float(analysis.times[Format.FP32].sum())
+    usable = np.isfinite(total_s) and total_s
+    per_second = _TIME_SHARE * max(stored, 1.0) / total_s if usable else 0.0
 
     def cast_bytes(value: Value, source: Format, to: Format) -> float:
         if source.storage is to.storage or source.runs_on_codes or value.constant is not None:
@@ -271,13 +273,6 @@ def resident_bytes(planner: Planner, analysis: Analysis, formats: Mapping[str, F
         copies = {fmt.storage: constant_bytes(value, stored(fmt)) for fmt in read}
         constants += sum(copies.values())
     return peak_bytes(graph, named, analysis.shapes, analysis.units.of, int(constants), stored)
-
-
-def _bytes_per_second(analysis: Analysis, stored: float) -> float:
-    total_s = float(analysis.times[Format.FP32].sum())
-    return (
-        _TIME_SHARE * max(stored, 1.0) / total_s if np.isfinite(total_s) and total_s else 0.0
-    )
 
 
 def _constant_bytes(value: Value) -> float:

@@ -128,8 +128,7 @@ def _speed(content: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     where += f" in {title_of(engine)}" if engine and not result.get("target") else ""
     return (
         f"A call takes {_ms(after['latency_ms'])} instead of {_ms(before['latency_ms'])}:"
-        f" x{result['speedup']:.2f} as fast{_range(result)}, {where},"
-        f" {_counted(result)}with"
+        f" x{result['speedup']:.2f} as fast{_range(result)}, {where}, {_counted(result)}with"
         f" {_ops(content)}.{_waiting(result)}"
     )
 
