@@ -174,7 +174,6 @@ def judged_by_chosen(data: DataOptions, plan: Plan) -> Iterator[str]:
     moved = (one.shifts for one in constants if isinstance(one, Scaled))
     if not data.calibrates_apart and any(moved):
         yield (
-            "gptq chose the integers by the data that also judge the result: on other data"
-            " it may lose"
-            " more than is said here; give data of their own to choose by (--calib)"
+            "gptq chose the integers by the data that also judge the result: on other data it"
+            " may lose more than is said here; give data of their own to choose by (--calib)"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from finecast.api.comparison import diff as compared
 from finecast.api.models import Model, file_in
@@ -68,19 +67,17 @@ def report(
         record = PlanReport(content=content_of(Sources(model=name, plan=record, graph=graph)))
     elif given is not None:
         _check_same_model(given, record, source)
+    blamed = blame.to_dict() if isinstance(blame, Blame) else None
+    if isinstance(blame, str | Path):
+        blamed = read_part(Path(blame))
     record = record.beside(
         diff=None if diff is None else _difference_from(diff, source).to_dict(),
-        blame=blame.to_dict() if isinstance(blame, Blame) else _part_at(blame),
+        blame=blamed,
     )
     with files.locked():
         if path is not None:
             record.save(path, force=force)
     return record
-
-
-def _part_at(path: str | Path | None) -> dict[str, Any] | None:
-    """A part of a report that a file has; None without one."""
-    return None if path is None else read_part(Path(path))
 
 
 def _difference_from(before: Plan | Model, source: Plan | str | Path) -> Difference:

@@ -178,7 +178,6 @@ class Interrupts:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle one signal."""
-        del number
         now_s = time.monotonic()
         if self.came and now_s < self.handled_s + _PATIENCE_S:
             return

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 _ISA_LIMIT = (
     "engines that use oneDNN use no newer instructions, whatever the CPU has (a name that"
-    " oneDNN"
-    " does not know limits nothing)"
+    " oneDNN does not know limits nothing)"
 )
 _MOST_GAINING = 4
 """Formats that are named of an engine."""

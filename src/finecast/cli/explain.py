@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
@@ -22,9 +22,6 @@ from finecast.cli.policy_options import (
 )
 from finecast.devices.choice import choose
 from finecast.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _MOST_OPS: Final = 20
 
@@ -67,7 +64,13 @@ def run(
     if plan is not None:
         whole = {"--target": target, "--from-type": from_type}
         groups = casting, narrowing, ranges, rules, *device, data
-        _refuse_beside_plan([*given_in(*groups), *(o for o, v in whole.items() if v)])
+        idle = [*given_in(*groups), *(o for o, v in whole.items() if v)]
+        if idle:
+            raise UsageError(
+                "the plan has what was decided, so this would change nothing",
+                where=", ".join(idle),
+                fix="leave it out, or leave out --plan",
+            )
     choice = narrowed(choose(casting.request(target), device), narrowing, ranges)
     explanation = api.explain(
         model,
@@ -86,13 +89,3 @@ def run(
     warn(*explanation.warnings, *lowered)
     tables = [explanation.by_op(ops)] if node is None else []
     write_report(explanation, *tables, as_json=as_json)
-
-
-def _refuse_beside_plan(options: Sequence[str]) -> None:
-    """Raise UsageError if ``options``, which a plan leaves without effect, are any."""
-    if options:
-        raise UsageError(
-            "the plan has what was decided, so this would change nothing",
-            where=", ".join(options),
-            fix="leave it out, or leave out --plan",
-        )

@@ -80,10 +80,7 @@ def write_table(table: Table, *notes: str) -> None:
 def write_report(report: Report, *tables: TextTable, as_json: bool = False) -> None:
     """Write what a verb gives to stdout: its first line and its tables, or its JSON.
 
-    Args:
-        report: What the verb gives.
-        tables: The tables to show in place of the report's own.
-        as_json: Whether JSON was asked for.
+    ``tables`` are shown in place of the report's own.
     """
     if as_json:
         write_json(report.to_dict())

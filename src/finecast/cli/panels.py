@@ -110,7 +110,6 @@ def _first_sentence(text: str) -> str:
 
 
 def _show_all(context: typer.Context, wanted: bool) -> None:
-    """Print the whole help."""
     if wanted:
         command: Any = context.command
         command.shows_all = True

@@ -230,7 +230,6 @@ class _Losses:
 
     @cached_property
     def value(self) -> float:
-        """The loss of the metric."""
         return float(self._values(np.ones((1, self.low.count)))[0])
 
     def _values(self, times: Floats) -> Floats:

@@ -134,7 +134,6 @@ class _Asked:
         value: Its number for the outputs as they are.
         rows: The scores of all decisions, [n, classes].
         shapes: The shape of the output of each call.
-        ask: The function.
         unit: What one right decision is of its number.
         ends: When no more than a few calls are made, on the clock of ``perf_counter``.
         calls: How often it was called.

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from finecast.graph import SCALARS, Graph, Node, Value
 from finecast.graph.structure import SAME_NUMBERS, turned_axes
+from finecast.graph.worklist import Worklist
 from finecast.ops import MOVES, OpKind, by_name
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -98,16 +99,15 @@ def input_ranges(graph: Graph) -> dict[str, Range]:
 
 def _bytes(graph: Graph, value: Value) -> Range | None:
     """All bytes if ``value`` is only moved, measured and converted to floats."""
-    waiting, seen, converted = [value.id], {value.id}, False
-    while waiting:
-        for node in _readers(graph, waiting.pop()):
+    moved, converted = Worklist([value.id]), False
+    for index in moved:
+        for node in _readers(graph, index):
             kind = by_name(node.op).kind
             output_ids = [i for i in node.outputs if i is not None]
             if kind is OpKind.CAST and all(graph.values[i].format for i in output_ids):
                 converted = True
             elif kind in MOVES:
-                waiting.extend(i for i in output_ids if i not in seen)
-                seen.update(output_ids)
+                moved.add(output_ids)
             elif node.op != "shape":
                 return None
     return Whole(last=_TOP_BYTE) if converted else None
@@ -152,18 +152,15 @@ def _hashed(graph: Graph, value: Value) -> Range | None:
     """Ids of any size, if ``value`` is an integer of which only remainders are used."""
     if value.dtype not in _HASHED:
         return None
-    waiting, seen, reduced = [value.id], {value.id}, False
-    while waiting:
-        index = waiting.pop()
+    ids, reduced = Worklist([value.id]), False
+    for index in ids:
         for node in _readers(graph, index):
             if node.op == "mod" and _other_operand(graph, node, index) is not None:
                 reduced = True
             elif by_name(node.op).kind in _MOVES or node.op in _HASHES:
-                output_ids = [i for i in node.outputs if i is not None and i not in seen]
-                if any(graph.values[i].format is not None for i in output_ids):
+                if any(graph.values[i].format for i in node.outputs if i is not None):
                     return None
-                seen.update(output_ids)
-                waiting.extend(output_ids)
+                ids.add(node.outputs)
             elif node.op != "shape":
                 return None
     return Whole(last=_HASHED[value.dtype]) if reduced else None
@@ -189,9 +186,8 @@ def _limits(graph: Graph, value: Value) -> Iterator[range]:
 
     Bodies of control flow may not run, and so take any.
     """
-    waiting, seen = [value.id], {value.id}
-    while waiting:
-        index = waiting.pop()
+    indices = Worklist([value.id])
+    for index in indices:
         for node in _readers(graph, index):
             if node.op == "gather" and index in node.inputs[1:2] and not node.region:
                 table, rows = graph.read(node, 0), _rows(graph, node)
@@ -199,9 +195,7 @@ def _limits(graph: Graph, value: Value) -> Iterator[range]:
                     from_end = node.native.startswith(("onnx::", "openvino::"))
                     yield range(-rows if from_end else 0, rows)
             elif node.inputs[0] == index and (node.op in SAME_NUMBERS or _widens(graph, node)):
-                output_ids = [i for i in node.outputs if i is not None and i not in seen]
-                seen.update(output_ids)
-                waiting.extend(output_ids)
+                indices.add(node.outputs)
 
 
 def _widens(graph: Graph, node: Node) -> bool:

@@ -175,7 +175,6 @@ def _of_table(table: Any, needed: Needed) -> Dataset | Stream:
 
 
 def _rows(columns: Mapping[str, Any], needed: Needed, where: str) -> Dataset:
-    """The rows of a table as samples."""
     beside = needed.options.groups
     arrays = samples_of(
         columns, needed.inputs, labels=needed.labels, beside=beside, where=where

@@ -23,6 +23,7 @@ from typing import Final
 
 from finecast.engines.base import TensorSpec
 from finecast.graph import Dim, Graph, Node, Value
+from finecast.graph.worklist import Worklist
 from finecast.ops import OpKind, by_name
 
 OPEN_SIZES: Final = (16, 64, 224, 256, 1024)
@@ -137,10 +138,7 @@ def cached_lengths(
 ) -> Iterator[dict[str, int]]:
     """Lengths of a decoder's caches, its new positions and both; nothing without caches.
 
-    Args:
-        graph: The model.
-        given: Sizes that the user states.
-        longest: The largest sizes by tables of positions, which hold cached and new ones.
+    ``longest`` are the largest sizes by tables of positions, which hold cached and new ones.
     """
     free = guessed_dims(input_specs(graph))
     caches = _cache_lengths(graph) & free.keys()
@@ -308,21 +306,16 @@ def _sizes_behind(graph: Graph, node: Node) -> set[str]:
 
 
 def _traced(graph: Graph, start: int) -> Iterator[str]:
-    waiting: list[tuple[int, Node | None]] = [(start, None)]
-    seen: set[tuple[int, int]] = set()
-    while waiting and len(seen) < _TRACED_MOST:
-        index, reader = waiting.pop()
-        value = graph.values[index]
-        maker = graph.nodes[value.producer] if value.producer is not None else None
-        if maker is None:
-            continue
-        if maker.op == "shape":
-            yield from _named(graph, maker, reader)
-            continue
-        for more in maker.inputs[:1] if maker.op in _SHAPED else maker.inputs:
-            if more is not None and (more, maker.id) not in seen:
-                seen.add((more, maker.id))
-                waiting.append((more, maker))
+    values = Worklist[tuple[int, int | None]]([(start, None)])
+    for index, reader in values:
+        maker = graph.maker(index)
+        if len(values.seen) > _TRACED_MOST:
+            return
+        if maker is not None and maker.op == "shape":
+            yield from _named(graph, maker, None if reader is None else graph.nodes[reader])
+        elif maker is not None:
+            reads = maker.inputs[:1] if maker.op in _SHAPED else maker.inputs
+            values.add((more, maker.id) for more in reads if more is not None)
 
 
 def _named(graph: Graph, shape: Node, reader: Node | None) -> Iterator[str]:

@@ -341,9 +341,9 @@ class FeedMaker:
             UsageError: If they would take over 2 GiB.
         """
         if not self.batches:
-            check_sizes(
-                {n: s for n, dims in shapes.items() if (s := _static(dims)) is not None}
-            )
+            stated = {n: dims for n, dims in shapes.items() if dims is not None}
+            sizes = {n: tuple(d for d in s if isinstance(d, int)) for n, s in stated.items()}
+            check_sizes({n: s for n, s in sizes.items() if len(s) == len(stated[n])})
 
     def check_dims(self, shapes: Shapes) -> None:
         """Refuse ``dims`` and a ``batch`` that have no effect.
@@ -393,9 +393,3 @@ class FeedMaker:
         long = {name: size for name, size in (lengths or {}).items() if name in free}
         sizes = {**guessed, **long, **self.dims}
         return synthetic_feeds(inputs, batch=self.batch, dims=sizes, ranges=ranges)
-
-
-def _static(dims: Sequence[Dim] | None) -> tuple[int, ...] | None:
-    if dims is None or not all(isinstance(d, int) for d in dims):
-        return None
-    return tuple(d for d in dims if isinstance(d, int))

@@ -149,7 +149,6 @@ def _input(
     alone: bool,
     where: str,
 ) -> Array:
-    """The samples of an input."""
     parts = [spec.name] if spec.name in columns else _numbered(columns, spec.name)
     needed = _size(spec)
     if not parts and alone:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from finecast.data.datasets import WHOLE, Batch, Dataset, Part
+from finecast.data.datasets import WHOLE, Dataset, Part
 from finecast.data.decoding import Decoding, DecodingSession
 from finecast.data.metrics import Metric, Score, Scored, Scoring
 from finecast.data.samples import Indices
@@ -151,7 +152,6 @@ class Workload(ABC):
         Raises:
             UsageError: If no texts are decoded.
         """
-        del number
         raise UsageError(
             "first calls and steps are not timed apart here",
             where="--objective",
@@ -260,7 +260,11 @@ class DataWorkload(Workload):
         if self.metric.needs_reference:
             exact = self._cached(fp32)
         session = exact if exact and reference is None else self.decoded(session)
-        for batch in self._batches(part):
+        data = self.data
+        whole = isinstance(data, Stream)
+        for batch in (
+            data.batches(self.batch) if whole else data.batches(self.batch, part=part)
+        ):
             samples += batch.count
             untrimmed = session.run(batch.feeds)
             if scoring is None:
@@ -285,11 +289,6 @@ class DataWorkload(Workload):
         if reference is None:
             self.samples = samples
         return scoring or Scoring(self.metric, self.scored)
-
-    def _batches(self, part: Part) -> Iterable[Batch]:
-        if isinstance(self.data, Dataset):
-            return self.data.batches(self.batch, part=part)
-        return self.data.batches(self.batch)
 
     def _cached(self, session: Session) -> CachedSession:
         """``session``, run once on each batch."""
@@ -360,21 +359,14 @@ class TimedCalls(Workload):
 
 def nonfinite_data(workload: Workload) -> str:
     """How many NaN and Inf the first input that has some has, as text; empty if none has."""
-    counts: dict[str, list[int]] = {}
+    counts: dict[str, NDArray[np.int64]] = {}
     for feeds in workload.evaluated():
         for call in calls_of(feeds):
             for name, array in call.items():
                 if is_float(array):
                     values = widened(array)
-                    array_counts = (
-                        np.isnan(values).sum(),
-                        np.isinf(values).sum(),
-                        values.size,
-                    )
-                    before = counts.get(name, [0, 0, 0])
-                    counts[name] = [
-                        a + int(b) for a, b in zip(before, array_counts, strict=True)
-                    ]
+                    found = np.isnan(values).sum(), np.isinf(values).sum(), values.size
+                    counts[name] = counts.get(name, np.zeros(3, np.int64)) + found
     for name, (nans, infs, size) in counts.items():
         if nans + infs:
             return f"input {name!r} of the data has {nans} NaN and {infs} Inf in {size} values"

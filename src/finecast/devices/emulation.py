@@ -63,7 +63,6 @@ class Emulation:
     """A target and the options of its compiler that touch numbers.
 
     Attributes:
-        target: The device.
         scope: Which ops are cast: ``none``, ``matmult`` or ``all``.
         format: The format that they are cast to.
         relayout: The format of transposes on the matmul engine; None where bytes are moved.
@@ -396,10 +395,7 @@ def setting_of_plan(
 
     In formats for operands alone (8-bit, tf32) ops store fp32.
 
-    Args:
-        formats: Format by node id.
-        emulation: The target.
-        fp32_parameters: Nodes whose scale and shift the plan's model keeps in fp32.
+    ``fp32_parameters`` are nodes whose scale and shift the plan's model keeps in fp32.
     """
     low = frozenset(i for i, f in formats.items() if f is not Format.FP32)
     return Setting(

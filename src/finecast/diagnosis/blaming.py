@@ -342,7 +342,6 @@ class Blame(Report):
         return [*left[:_SHOWN_SCALES], *left_out(len(left), _SHOWN_SCALES, " wrong scales")]
 
     def _content(self) -> dict[str, Any]:
-        """All of it."""
         return {
             "low": self.low,
             "verdict": self.verdict,
@@ -377,11 +376,7 @@ class Blame(Report):
 def blame(low: LowModel, judge: Judge, exact: Exact, *, progress: Progress = silent) -> Blame:
     """Find the ops of ``low`` whose return to fp32 makes it pass.
 
-    Args:
-        low: The low model.
-        judge: What it has to keep.
-        exact: The fp32 model's outputs on the samples that are probed.
-        progress: Told of long work.
+    ``exact`` has the fp32 model's outputs on the samples that are probed.
 
     Raises:
         EngineError: If a model cannot be run.

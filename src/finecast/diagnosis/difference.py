@@ -16,6 +16,7 @@ from finecast.graph.structure import Structure, fed, lacking, other_weights, str
 from finecast.graph.wiring import other_wiring
 from finecast.naming import number_of
 from finecast.ops import by_name
+from finecast.planning.contributions import ERROR_IF, TIME_IN
 from finecast.planning.placing import Placement, structure_in
 from finecast.planning.plan import Decision, Plan
 from finecast.reports.base import Report, TextTable
@@ -25,8 +26,6 @@ from finecast.rules.quantized import computed_in
 _FACTOR: Final = 1.5
 """A time or an error differs if it is so many times the other: times of single kernels are off
 by some ten percent, errors of single roundings by less."""
-_ERROR: Final = "error if {}"
-_TIME: Final = "{} us"
 
 
 class Change(Enum):
@@ -92,8 +91,8 @@ class OpState:
             why=decision.why,
             rules=frozenset(r.rule for r in decision.reasons),
             deciding=frozenset(r.rule for r in decision.deciding),
-            us=_figure(evidence.get(_TIME.format(label))),
-            error=_figure(evidence.get(_ERROR.format(label))),
+            us=_figure(evidence.get(TIME_IN.format(label))),
+            error=_figure(evidence.get(ERROR_IF.format(label))),
         )
 
     def to_dict(self) -> dict[str, Any]:

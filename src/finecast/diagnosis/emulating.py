@@ -26,12 +26,13 @@ from finecast.native.orders import OrderSpread
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import OpKind, by_name
-from finecast.ops.flops import Shape, flops
+from finecast.ops.flops import flops
 from finecast.planning.sensitivity import measure
 from finecast.progress import Progress, silent
 from finecast.reports.base import Report, TextTable, output_lines
 from finecast.rules.calibration import calibrated_nodes
 from finecast.rules.facts import ValueFacts
+from finecast.rules.tier import elements
 
 _SHOWN_OPS: Final = 3
 """Ops that a printed report names."""
@@ -173,13 +174,6 @@ def emulate(
     progress: Progress = silent,
 ) -> EmulationReport:
     """Evaluate a model as the device would run it.
-
-    Args:
-        model: The model.
-        loaded: The fp32 model, loaded.
-        emulation: The device and its options.
-        workload: The data.
-        progress: Told of long work.
 
     Raises:
         ModelError: If it cannot be emulated.
@@ -355,24 +349,12 @@ def _depth(graph: Graph, node: Node, facts: Mapping[int, ValueFacts]) -> int:
 
     0 if a shape is unknown, or the op computes several products: attention, recurrent cells.
     """
-    shapes = {i: f.shape for i, f in facts.items()}
-    source, result = (
-        _elements(graph, ports[0], shapes) for ports in (node.inputs, node.outputs)
-    )
+    source, result = (elements(graph, p[0], facts) for p in (node.inputs, node.outputs))
     if not result:
         return 0
     info = by_name(node.op)
     if info.kind in (OpKind.MATMUL, OpKind.CONV):
         operations_per_term = len(node.inputs) if node.op == "einsum" else 2
+        shapes = {i: f.shape for i, f in facts.items()}
         return round((flops(graph, node, shapes) or 0) / (operations_per_term * result))
     return 0 if info.matmul_engine else source // result
-
-
-def _elements(graph: Graph, index: int | None, shapes: Mapping[int, Shape]) -> int:
-    """Elements of a value by its observed shape, else its declared one; 0 if unknown."""
-    if index is None:
-        return 0
-    shape = shapes.get(index, graph.values[index].shape)
-    if shape is None or not all(isinstance(d, int) for d in shape):
-        return 0
-    return math.prod(d for d in shape if isinstance(d, int))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from finecast.errors import in_shell
@@ -139,23 +139,21 @@ def explained_ops(plan: Plan) -> list[ExplainedOp]:
     rows: list[ExplainedOp] = []
     for decision in plan.counted:
         group = together.get(decision.node)
-        if group is None:
-            row = ExplainedOp(
-                node=decision.node,
-                others=0,
-                op=decision.op,
-                format=decision.format.label,
-                decided_by=decider_of(decision),
-            )
-        elif group.main != decision.node:
+        if group is not None and group.main != decision.node:
             continue
-        else:
-            row = ExplainedOp(
-                node=group.main,
+        row = ExplainedOp(
+            node=decision.node,
+            others=0,
+            op=decision.op,
+            format=decision.format.label,
+            decided_by=decider_of(decision),
+        )
+        if group is not None:
+            row = replace(
+                row,
                 others=len(group.ops) - 1,
                 op=group.kind,
                 format=group.format,
-                decided_by=decider_of(decision),
                 us=group.times_us.get(group.format),
                 fp32_us=group.times_us.get(_FP32),
                 share=group.known_share if group.is_low and group.errors else None,

@@ -238,13 +238,7 @@ def judge_of(
 ) -> Judge:
     """What the model has to keep: by a check, by a metric, or else by the outputs' error.
 
-    Args:
-        options: The check, or the largest error.
-        data: Whether there is a metric, and its name.
-        criterion: The tolerance of the metric.
-        workload: The data.
-        low: The low model, whose formats explain some error.
-        reference: The fp32 model.
+    ``data`` say whether there is a metric. Of the formats of ``low`` some error is explained.
 
     Raises:
         UsageError: If the metric's tolerance lets every result pass.
@@ -285,10 +279,7 @@ def explained_error(
 
     Ops in fp32 round, too: two fp32 versions of a model differ by that.
 
-    Args:
-        graph: The graph.
-        formats: Low formats by node id.
-        names: Names of the outputs that errors are told of.
+    ``names`` are the outputs that errors are told of.
     """
     bounds = expected(graph, formats)
     errors = [bounds.relative.get(v.id, 0.0) for v in graph.outputs if v.name in names]

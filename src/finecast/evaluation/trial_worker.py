@@ -232,11 +232,9 @@ class _Told(TextIOBase):
         self._status, self._print = status, print_there
 
     def writable(self) -> bool:
-        """It is."""
         return True
 
     def write(self, text: str, /) -> int:
-        """Have the text printed."""
         if text:
             self._print(text, self._status)
         return len(text)

@@ -80,12 +80,10 @@ class Opening:
         output: Where the result goes, which decides among frontends.
         digest: Identifies the model's content.
         data: The data, with functions as ``FILE.py:FUNCTION``.
-        engine: ``NAME:DEVICE``.
         has_truth: Whether the baseline is that of an fp64 model, with fp32's beside it.
         objective: Decides the configuration that models run in.
         criterion: What of the accuracy is kept.
         folder: The current folder, from which relative paths start.
-        environment: The environment's variables.
     """
 
     model: Path
@@ -143,10 +141,7 @@ class WorkerProcess(ABC):
     def ask(self, call: str, *arguments: Any, how: Mapping[str, float] | None = None) -> Any:
         """What a function of ``trial_worker`` returns there, or raises.
 
-        Args:
-            call: The function.
-            arguments: Its arguments.
-            how: Limits of the request; ``alone`` if nothing else may run on the machine.
+        ``how`` has limits of the request; ``alone`` if nothing else may run on the machine.
 
         Raises:
             WorkerDiedError: If the process dies.
@@ -211,7 +206,6 @@ def _print(status: str, text: str) -> None:
 @cache
 def kept_worker(number: int) -> LocalWorker:
     """A worker of this process, for all of its searches: its imports take a second."""
-    del number
     return LocalWorker()
 
 
@@ -260,7 +254,6 @@ class _Opened:
         self._is_open = False
 
     def end(self) -> None:
-        """End the process."""
         self._is_open = False
         self.process.end()
 
@@ -269,11 +262,6 @@ class WorkerExecutor(Executor):
     """Evaluates in worker processes, a part of the data at a time if there are several.
 
     Law: the parts joined are the whole, bit for bit, as metrics keep terms by batch.
-
-    Args:
-        opening: What they open.
-        execution: Where they run.
-        processes: The workers.
 
     Attributes:
         parts: The parts of an evaluation, once the baseline was evaluated.
@@ -398,7 +386,6 @@ class WorkerExecutor(Executor):
                 del self._workers[0]
 
     def _joined(self, origin: Origin, how: Mapping[str, float]) -> Evaluated:
-        """An evaluation of parts."""
         (scoring, error), *others = self._in_parts(0, ("evaluate_part", origin), how)
         for other, _ in others:
             scoring.absorb(other)

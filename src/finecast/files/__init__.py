@@ -159,16 +159,12 @@ class CommandFiles:
             try:
                 yield [text for place in places for text in remove_abandoned(place)]
             except KeyboardInterrupt:
-                self._take_back()
+                for path in filter(self._is_replaced, self._before):
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
                 raise
-
-    def _take_back(self) -> None:
-        """Remove what was written since it was declared."""
-        for path in filter(self._is_replaced, self._before):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
 
     def _claim(self, role: str, path: Path, *, written: bool) -> None:
         claim = _Claim(role=role, path=path, identity=_identity(path), written=written)
@@ -399,10 +395,7 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes, *, make_folder: bool = False) -> None:
     """Write to a temporary file beside ``path``, then rename it.
 
-    Args:
-        path: The file.
-        content: All that the file will hold.
-        make_folder: Whether a missing folder is made.
+    With ``make_folder`` a missing folder is made.
 
     Raises:
         UsageError: If the file cannot be written.

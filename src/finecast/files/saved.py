@@ -83,11 +83,7 @@ class Reading:
     def parsed(self, text: str, form: type[S], *, newest: int, sealed_from: int) -> S:
         """The JSON content of a file.
 
-        Args:
-            text: All that the file holds.
-            form: What it may hold.
-            newest: The newest version that is read.
-            sealed_from: The first version of which each file has a checksum.
+        Versions up to ``newest`` are read, and files have a checksum from ``sealed_from`` on.
 
         Raises:
             UsageError, ValueError: If it is something else.

@@ -137,7 +137,6 @@ class Race:
     and to ask for its times raises that error. An error of the anchor ends the race.
 
     Attributes:
-        calls: The callables by name.
         matters: Two whose times have a lower ratio than this count as equally fast.
         share: How many times each callable runs its model; times are per run of the model.
     """
@@ -200,7 +199,13 @@ class Race:
         names = {n for n in self.names if not self._is_hopeless(n, effort.limit)}
         self._go_on({*names, ANCHOR}, min(_FIRST, effort.rounds) - 1, 0.0)
         names = {n for n in self.names if min(self._ratios(n)) <= effort.limit * _FAR}
-        self._lost |= {n for n in names if self._loses(n, effort.errors)}
+        # Another one of no more error was clearly faster in each round of both.
+        self._lost |= {
+            name
+            for name in names
+            for n in self._no_less_exact(name, effort.errors)
+            if min(self._ratios(name, n)) > _CLEAR
+        }
         names -= self._lost
         if names or not self.names:
             left_s = end - now_s()
@@ -226,12 +231,6 @@ class Race:
             return False
         least = min(own.wall_s / anchor.wall_s, own.used_s / anchor.used_s)
         return least > _HOPELESS * limit
-
-    def _loses(self, name: str, errors: Mapping[str, float]) -> bool:
-        """Whether another one of no more error was clearly faster in each round of both."""
-        return any(
-            min(self._ratios(name, n)) > _CLEAR for n in self._no_less_exact(name, errors)
-        )
 
     def _is_beaten(self, name: str, effort: Effort) -> bool:
         """Whether another one, which is chosen rather than this one, is known to be faster."""

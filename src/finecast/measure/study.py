@@ -7,11 +7,11 @@ import math
 import sqlite3
 import struct
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -166,7 +166,15 @@ class Study:
         if row is None:
             return None
         try:
-            return _trial(key, row)
+            name, metric, passed, latency_s, plan_json = row
+            return Trial(
+                key=key,
+                name=str(name),
+                metric=float(metric),
+                passed=bool(passed),
+                latency_s=None if latency_s is None else float(latency_s),
+                plan_json=str(plan_json),
+            )
         except (TypeError, ValueError) as error:
             raise _no_study(self.path, f"a stored trial: {malformed(error)}") from error
 
@@ -290,18 +298,6 @@ def _check_header(path: Path) -> None:
             where=str(path),
             fix=f"{_FIX}, or remove it to start anew",
         )
-
-
-def _trial(key: TrialKey, row: Sequence[Any]) -> Trial:
-    name, metric, passed, latency_s, plan_json = row
-    return Trial(
-        key=key,
-        name=str(name),
-        metric=float(metric),
-        passed=bool(passed),
-        latency_s=None if latency_s is None else float(latency_s),
-        plan_json=str(plan_json),
-    )
 
 
 def _no_study(path: Path, why: str) -> UsageError:

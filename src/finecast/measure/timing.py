@@ -54,12 +54,7 @@ class Took:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A callable that is timed after something else was called.
-
-    Attributes:
-        begin: Called before each timed call.
-        timed: What is timed.
-    """
+    """A callable that is timed after something else was called."""
 
     begin: Callable[[], object]
     timed: Callable[[], object]

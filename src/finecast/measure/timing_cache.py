@@ -119,7 +119,6 @@ class TimingCache:
     """The times of kernels on one machine in one engine.
 
     Attributes:
-        path: The file.
         label: The machine and the engine, for people.
         digest: Identifies the machine, the engine and all that changes its kernels.
         tell: Takes a note where the file cannot be used: then no kernel has a time.
@@ -162,7 +161,9 @@ class TimingCache:
         return cls(
             path=path,
             label=f"{cpu_label(machine)}, {cores}, {title} {versions}",
-            digest=_digest(json.dumps(decides, sort_keys=True)),
+            digest=hashlib.blake2b(
+                json.dumps(decides, sort_keys=True).encode(), digest_size=16
+            ).hexdigest(),
             tell=tell,
         )
 
@@ -303,8 +304,10 @@ def _opened(path: Path, *, create: bool = False) -> Generator[sqlite3.Connection
             yield db
             db.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
-        if not existed:
-            _remove_empty(path)
+        if not existed:  # SQLite makes a file before it finds that the disk is full
+            with suppress(OSError):
+                if not path.stat().st_size:
+                    path.unlink()
         raise _unusable(path, getattr(error, "strerror", None) or str(error)) from error
 
 
@@ -314,13 +317,6 @@ def _exists(path: Path) -> bool:
         path.stat()
         return True
     return False
-
-
-def _remove_empty(path: Path) -> None:
-    """Remove the file that SQLite makes before it finds that the disk is full."""
-    with suppress(OSError):
-        if not path.stat().st_size:
-            path.unlink()
 
 
 def _unusable(path: Path, reason: str) -> TimingCacheError:
@@ -366,7 +362,3 @@ def _read(text: Any) -> list[float]:
         return []
     times = [x for x in samples if isinstance(x, float)] if isinstance(samples, list) else []
     return [x for x in times if math.isfinite(x) and x > 0][-_MOST_SAMPLES:]
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

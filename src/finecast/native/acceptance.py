@@ -34,6 +34,7 @@ from finecast.engines.loading import load_model
 from finecast.errors import EngineError, WrongNumbersError
 from finecast.frontends.prepared import AppliedModel
 from finecast.graph import Graph, Node
+from finecast.graph.worklist import Worklist
 from finecast.native.judged_outputs import JudgedOutput
 from finecast.native.source import EngineBuilt, Source
 from finecast.numbers.formats import Format
@@ -67,7 +68,6 @@ class Pair:
         source: The fp32 model.
         built: What the plan made.
         written: The same model as it was written: what an engine loads.
-        engine: The engine.
     """
 
     source: Source
@@ -205,10 +205,7 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
     Returns warnings: of outputs in which fp32 has NaN, of errors that are explained though no
     digit of an output is right, and of outputs that would show no error on these inputs.
 
-    Args:
-        case: Both models.
-        got: Outputs of the converted model.
-        wanted: Those of the fp32 model.
+    ``wanted`` are the outputs of the fp32 model.
 
     Raises:
         WrongNumbersError: If not; names an output and, if found, the first op that is wrong.
@@ -238,12 +235,8 @@ def accept(case: Case, got: Outputs, wanted: Outputs) -> tuple[str, ...]:
 def accept_fp32(graph: Graph, taken: Outputs, exact: Outputs, nudged: Outputs) -> None:
     """Check that a model converted from fp64 to fp32 gives right digits.
 
-    Args:
-        graph: The graph of the fp32 model.
-        taken: Outputs of the fp32 model.
-        exact: Outputs of the fp64 model.
-        nudged: Outputs of the fp64 model for feeds that are off by one unit in the last
-            place: digits that change by that are not judged.
+    ``exact`` and ``nudged`` are outputs of the fp64 model, the latter for feeds that are off
+    by one unit in the last place: digits that change by that are not judged.
 
     Raises:
         WrongNumbersError: If no digit of an output is right; names the output.
@@ -544,7 +537,6 @@ class FirstWrong:
     """A search for the first wrong value, by runs of two models that output a few values.
 
     Attributes:
-        graph: The graph of both models.
         names: The names, by id, of the values that both models can output.
         both: Runs both models with outputs of these names: what is judged, and what is right.
         wrong: Whether a value of the first one, by its id, is wrong, by its deviation from the
@@ -559,11 +551,7 @@ class FirstWrong:
     runs: int = field(default=0, init=False)
 
     def op_before(self, output: str) -> Node | None:
-        """The op whose result is wrong though its inputs are right; None if it is not found.
-
-        Args:
-            output: The name of an output of the model that is wrong.
-        """
+        """The op whose result is wrong though its inputs are right; None if none is found."""
         target = next((v.id for v in self.graph.outputs if v.name == output), None)
         if target is None:
             return None
@@ -609,12 +597,10 @@ class FirstWrong:
 
     def _ancestors(self, value: int) -> list[int]:
         """Ids of all values that ``value`` is computed from, in the order of computation."""
-        waiting, nodes = [value], set[int]()
-        while waiting:
-            producer = self.graph.values[waiting.pop()].producer
-            if producer is not None and producer not in nodes:
-                nodes.add(producer)
-                waiting.extend(i for i in self.graph.nodes[producer].inputs if i is not None)
         last = self.graph.values[value].producer
-        made = (self.graph.nodes[n].outputs for n in sorted(nodes) if n != last)
+        nodes = Worklist([last])
+        for node in nodes:
+            inputs = (i for i in self.graph.nodes[node].inputs if i is not None)
+            nodes.add(self.graph.values[i].producer for i in inputs)
+        made = (self.graph.nodes[n].outputs for n in sorted(nodes.seen) if n != last)
         return [i for outputs in made for i in outputs if i is not None]

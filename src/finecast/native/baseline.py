@@ -81,11 +81,7 @@ def differing(second: SecondOpinion, graph: Graph, feeds: Feeds, outputs: Output
     on a decision between numbers, unless none of them is right. Quantized models are not
     compared: each engine rounds codes in its way.
 
-    Args:
-        second: The fp32 model in the second engine.
-        graph: Its graph.
-        feeds: The inputs.
-        outputs: What the first engine gave.
+    ``outputs`` are those of the first engine.
     """
     session = None if quantized_notes(graph) else second.session
     if session is None:

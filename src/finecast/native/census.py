@@ -243,12 +243,13 @@ def _count(
     operations = [flops(graph, n, shapes) for n in nodes]
     moved = [bytes_moved(graph, n, None, shapes) for n in nodes]
     in_loop = [n.region in repeated for n in nodes]
+    types = [computed_in(graph, n) if by_name(n.op).has_numbers else "" for n in nodes]
     countable = [by_name(n.op).flops is not None for n in nodes]
     return ClassCount(
         kind=kind,
         nodes=len(nodes),
         ops=dict(Counter(n.op for n in nodes).most_common()),
-        types=dict(Counter(_type_of(graph, n) for n in nodes).most_common()),
+        types=dict(Counter(t or "other" for t in types).most_common()),
         flops=sum(f for f in operations if f is not None),
         bytes=sum(b for b in moved if b is not None),
         uncounted=sum(
@@ -260,12 +261,6 @@ def _count(
         ),
         parameters=parameters,
     )
-
-
-def _type_of(graph: Graph, node: Node) -> str:
-    """The type that an op computes in; ``other`` if it computes in none of floats."""
-    numbers = by_name(node.op).has_numbers
-    return (computed_in(graph, node) if numbers else "") or "other"
 
 
 def _is_parameter(graph: Graph, node: Node, index: int) -> bool:

@@ -31,7 +31,7 @@ from finecast.native.adjusting import (
     range_scaled,
     rounded_error,
 )
-from finecast.native.artefact import Converted, Destination, Verified
+from finecast.native.artefact import Converted, Destination
 from finecast.native.conversion_notes import (
     NOTHING_GAINS,
     nothing_converted,
@@ -89,7 +89,6 @@ class Converter:
     """Converts a model by a policy or a plan, and writes the result.
 
     Attributes:
-        source: The model.
         output: Where the converted model goes.
         engines: In order of preference; the first also tells which kernels exist.
         feeds: Makes feeds to verify the model with.
@@ -273,6 +272,9 @@ class Converter:
         on = VerifyOn(engines=engines, feeds=self.feeds, data=self.data)
         size, verified = self.source.store(built, self.output, on)
         applied = built.applied
+        if verified.reference == Format.FP32.label:
+            # A model that was given low or quantized is not fp32.
+            verified = replace(verified, reference=self.source.reference_name(applied.graph))
         in_memory = self.output.path is None
         return Converted(
             plan=built.plan,
@@ -282,19 +284,13 @@ class Converter:
             size_bytes=(self.source.size_bytes, size),
             output=self.output.path,
             seconds=time.perf_counter() - self.start,
-            verified=self._named_reference(verified, applied),
+            verified=verified,
             warnings=(*verified.warnings, *(in_memory_notes(built.plan) if in_memory else ())),
             model=self.source.given_back(built) if in_memory else None,
             restated=tuple(
                 f"{listed(one.nodes, 1)}: {one.reason}" for one in applied.restated
             ),
         )
-
-    def _named_reference(self, verified: Verified, applied: AppliedModel) -> Verified:
-        """``verified`` with the true reference: a model given low or quantized is not fp32."""
-        if verified.reference != Format.FP32.label:
-            return verified
-        return replace(verified, reference=self.source.reference_name(applied.graph))
 
 
 def _auto_plan(
@@ -347,12 +343,9 @@ def fastest_plan(
 ) -> Plan:
     """The fastest plan that the rules allow, by modelled times.
 
-    Args:
-        planner: Makes plans.
-        analysis: The costs of ops and casts.
-        time_s: Time of a whole plan, by which the steps of the frontier and the plans of
-            everything in one format are compared. Without it the result is the last step of
-            the frontier, which by the analysis is the fastest plan of a single format.
+    ``time_s`` gives the time of a whole plan, by which the steps of the frontier and the plans
+    of everything in one format are compared. Without it the result is the last step of the
+    frontier, which by the analysis is the fastest plan of a single format.
     """
     proposed = propose(planner, analysis)
     if time_s is None:

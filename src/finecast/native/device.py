@@ -40,9 +40,7 @@ class DeviceModel:
 
     Attributes:
         program: The model as the emulator takes it.
-        workload: The data.
         reference: The fp32 model.
-        feeds: Calibration data.
         facts: Facts of the fp32 model's values, by id in ``graph``.
         exact: The fp32 model's outputs on ``feeds``.
     """
@@ -93,7 +91,6 @@ class DeviceModel:
 
     @property
     def _shapes(self) -> dict[int, Shape]:
-        """Observed shapes by value id."""
         return {i: f.shape for i, f in self.facts.items()}
 
     def order_trials(
@@ -174,12 +171,8 @@ def modelled_time_s(
 ) -> float:
     """Seconds for one run: each op's roofline, and the casts that are not free.
 
-    Args:
-        graph: The graph.
-        cost: The roofline.
-        emulation: How the device moves bytes.
-        reads: The format that each cast op reads, by node id; others read fp32.
-        writes: The format that each cast op writes, by node id; others write fp32.
+    ``reads`` and ``writes`` are the formats of the ops that are cast, by node id; others read
+    and write fp32.
     """
     stored = _stored_formats(graph, reads, writes)
     ops = sum(

@@ -75,6 +75,10 @@ class Check:
     texts: tuple[str, ...]
 
 
+_Outcome = tuple[State, Sequence[str]]
+"""The state of a check, and its texts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verification(Report):
     """What became of a lock on this machine.
@@ -252,21 +256,28 @@ def compared(
     was, now = lock.observed, look()
     speed = _speed(lock, now)
     for _ in range(_TIMINGS - 1):
-        if speed.state is not State.DRIFTED:
+        if speed[0] is not State.DRIFTED:
             break
         again = look()
         if again.call_s is not None and now.call_s is not None and again.call_s < now.call_s:
             now = again
         speed = _speed(lock, now)
-    checks = (
-        _equal("model", was.model, now.model, "its files are those of the manifest"),
-        _engine(was.runner, now.runner),
-        _machine(was, now),
-        _stated(was.settings, now.settings),
-        _kernels(was.kernels, now.kernels),
-        _numbers(lock, deviations),
-        speed,
-    )
+    model = State.HOLDS, ["its files are those of the manifest"]
+    if was.model != now.model:
+        model = State.DRIFTED, [f"another one: {now.model} in place of {was.model}"]
+    outcomes: Mapping[str, _Outcome] = {
+        "model": model,
+        "engine": _engine(was.runner, now.runner),
+        "instruction sets": _machine(was, now),
+        "settings": _stated(was.settings, now.settings),
+        "kernels": _kernels(was.kernels, now.kernels),
+        "numbers": _numbers(lock, deviations),
+        "speed": speed,
+    }
+    checks = [
+        Check(name=name, state=state, texts=tuple(texts))
+        for name, (state, texts) in outcomes.items()
+    ]
     return Verification(
         model=names[0],
         lock=names[1],
@@ -277,22 +288,15 @@ def compared(
     )
 
 
-def _equal(name: str, was: str, now: str, text: str) -> Check:
-    if was == now:
-        return Check(name=name, state=State.HOLDS, texts=(text,))
-    change = f"another one: {now} in place of {was}"
-    return Check(name=name, state=State.DRIFTED, texts=(change,))
-
-
-def _engine(was: Runner, now: Runner) -> Check:
+def _engine(was: Runner, now: Runner) -> _Outcome:
     name = title_of(now.name)
     if was.version == now.version:
-        return Check(name="engine", state=State.HOLDS, texts=(f"{name} {now.version}",))
-    text = f"{name} {now.version or 'of an unknown version'} in place of {was.version}"
-    return Check(name="engine", state=State.DRIFTED, texts=(text,))
+        return State.HOLDS, (f"{name} {now.version}",)
+    version = now.version or "of an unknown version"
+    return State.DRIFTED, [f"{name} {version} in place of {was.version}"]
 
 
-def _machine(was: Observed, now: Observed) -> Check:
+def _machine(was: Observed, now: Observed) -> _Outcome:
     """Instruction sets decide numbers; the CPU's name and its cores do not."""
     before, after = was.machine, now.machine
     missing = [one for one in before.instruction_sets if one not in after.instruction_sets]
@@ -304,10 +308,10 @@ def _machine(was: Observed, now: Observed) -> Check:
         notes.append(f"{after.cores} cores in place of {before.cores}")
     texts = (*drifted, *notes) or (", ".join(after.instruction_sets) or after.cpu,)
     state = State.DRIFTED if drifted else State.TOLD if notes else State.HOLDS
-    return Check(name="instruction sets", state=state, texts=texts)
+    return state, texts
 
 
-def _stated(was: Mapping[str, str], now: Mapping[str, str]) -> Check:
+def _stated(was: Mapping[str, str], now: Mapping[str, str]) -> _Outcome:
     drifted: list[str] = []
     notes: list[str] = []
     if was.keys() - _PROCESS and not now.keys() - _PROCESS:
@@ -320,17 +324,15 @@ def _stated(was: Mapping[str, str], now: Mapping[str, str]) -> Check:
             (notes if name in OF_SPEED else drifted).append(text)
     state = State.DRIFTED if drifted else State.TOLD if notes else State.HOLDS
     texts = (*drifted, *notes) or (f"{number_of(len(now), 'setting')} as in the manifest",)
-    return Check(name="settings", state=state, texts=texts)
+    return state, texts
 
 
-def _kernels(was: Sequence[LockedKernel], now: Sequence[LockedKernel]) -> Check:
+def _kernels(was: Sequence[LockedKernel], now: Sequence[LockedKernel]) -> _Outcome:
     """Which nodes run in another kernel; the code is compared, and what is fused with it."""
     if not was:
-        text = "the engine does not report its kernels"
-        return Check(name="kernels", state=State.HOLDS, texts=(text,))
+        return State.HOLDS, ["the engine does not report its kernels"]
     if not now:
-        text = "what is deployed does not report its kernels"
-        return Check(name="kernels", state=State.TOLD, texts=(text,))
+        return State.TOLD, ["what is deployed does not report its kernels"]
     before, after = _homes(was), _homes(now)
     changes: dict[tuple[str, str], list[str]] = {}
     for node in dict.fromkeys((*before, *after)):
@@ -341,56 +343,53 @@ def _kernels(was: Sequence[LockedKernel], now: Sequence[LockedKernel]) -> Check:
         second = f"{second}, fused otherwise" if first == second else second
         changes.setdefault((first, second), []).append(node)
     if not changes:
-        text = f"the same {number_of(len(now), 'kernel')}"
-        return Check(name="kernels", state=State.HOLDS, texts=(text,))
+        return State.HOLDS, [f"the same {number_of(len(now), 'kernel')}"]
     texts = [
         f"{second} in place of {first}: {listed(nodes, _MOST_NODES)}"
         for (first, second), nodes in changes.items()
     ]
     more = left_out(len(texts), _MOST_CHANGES, " changes")
-    texts = [*texts[:_MOST_CHANGES], *more]
-    return Check(name="kernels", state=State.DRIFTED, texts=tuple(texts))
+    return State.DRIFTED, [*texts[:_MOST_CHANGES], *more]
 
 
 def _homes(kernels: Sequence[LockedKernel]) -> dict[str, LockedKernel]:
     return {node: kernel for kernel in kernels for node in kernel.nodes}
 
 
-def _numbers(lock: Lock, deviations: Mapping[str, float]) -> Check:
+def _numbers(lock: Lock, deviations: Mapping[str, float]) -> _Outcome:
     if lock.samples is None:
-        text = "the deployment manifest has no samples: they would have been too large"
-        return Check(name="numbers", state=State.TOLD, texts=(text,))
+        return State.TOLD, [
+            "the deployment manifest has no samples: they would have been too large"
+        ]
     allowed = lock.samples.tolerances
     unbounded = [n for n in deviations if allowed.get(n, 0.0) == math.inf]
     deviations = {n: deviation for n, deviation in deviations.items() if n not in unbounded}
     beyond = [n for n, deviation in deviations.items() if not deviation <= allowed.get(n, 0.0)]
     worst = max(deviations, key=lambda n: deviations[n] - allowed.get(n, 0.0), default=None)
     if unbounded and not beyond:
-        text = (
-            f"the deployment manifest has no tolerance for {listed(unbounded, _MOST_CHANGES)}"
-        )
-        return Check(name="numbers", state=State.TOLD, texts=(text,))
+        names = listed(unbounded, _MOST_CHANGES)
+        return State.TOLD, [f"the deployment manifest has no tolerance for {names}"]
     if worst is None:
-        text = "nothing was compared: every output depends on what the model draws at random"
-        return Check(name="numbers", state=State.TOLD, texts=(text,))
+        return State.TOLD, [
+            "nothing was compared: every output depends on what the model draws at random"
+        ]
     named = beyond or [worst]
     texts = [
         f"output {n} is off by {100 * deviations[n]:.3g}%, and"
         f" {100 * allowed.get(n, 0.0):.3g}% is allowed"
         for n in named[:_MOST_CHANGES]
     ]
-    state = State.DRIFTED if beyond else State.HOLDS
-    return Check(name="numbers", state=state, texts=tuple(texts))
+    return State.DRIFTED if beyond else State.HOLDS, texts
 
 
-def _speed(lock: Lock, now: Observed) -> Check:
+def _speed(lock: Lock, now: Observed) -> _Outcome:
     """The time of the call that the manifest times: that of the first golden sample.
 
     ``tune`` compares models in turns, on all the calls that it times; its factor is of these.
     """
     was, speedup = lock.observed, lock.speedup
     if was.call_s is None or now.call_s is None:
-        return Check(name="speed", state=State.HOLDS, texts=("no time was promised",))
+        return State.HOLDS, ("no time was promised",)
     calls = () if lock.samples is None else lock.samples.calls[:1]
     count = sample_count(calls)
     of = f" of {number_of(count, 'sample')}" if count > 1 else ""
@@ -404,4 +403,4 @@ def _speed(lock: Lock, now: Observed) -> Check:
     if was.machine.cpu != now.machine.cpu:
         doubts.append("another CPU: no time was promised for it")
     state = State.HOLDS if not slow else State.TOLD if doubts else State.DRIFTED
-    return Check(name="speed", state=state, texts=(text, *(doubts if slow else ())))
+    return state, (text, *(doubts if slow else ()))

@@ -102,7 +102,6 @@ class EmulatedSubject(EngineSubject):
         self, prepared: PreparedModel, workload: Workload, progress: Progress
     ) -> Mapping[int, ValueFacts]:
         """Facts of the model as it is emulated, whose ops may be written out in steps."""
-        del progress
         device = DeviceModel(
             program=self.model.program(self.emulation),
             workload=workload,
@@ -114,7 +113,6 @@ class EmulatedSubject(EngineSubject):
 
     def original(self, planner: Planner) -> Built | None:
         """None: a quantized model is another one on the device."""
-        del planner
 
     def session(self, built: Built) -> Session:
         """A plan's model as the device would run it."""
@@ -140,19 +138,16 @@ class EmulatedSubject(EngineSubject):
 
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
         """Times by the roofline."""
-        del workload, effort
         device, emulation = self._device, self.emulation
         seconds = {n: device.plan_time_s(emulation, one.plan) for n, one in built.items()}
         return Race.stated(device.time_s(emulation, Setting()), seconds)
 
     def kernels(self, built: Built | None, workload: Workload) -> Sequence[KernelTime]:
         """None: the device is not here."""
-        del built, workload
         return ()
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
         """The calibration feeds, on which the errors of single roundings are measured."""
-        del workload
         return self._device.feeds
 
     def told_on(self, workload: Workload) -> Sequence[Feeds]:
@@ -178,12 +173,10 @@ class OnDevice(EngineExamined):
 
     def probed(self, calls: Sequence[Feeds], count: int) -> Sequence[Feeds]:
         """All of them; the first where rows are matched, which is done within a call."""
-        del count
         return calls[:1] if self.subject.reference.free else calls
 
     def times(self, exact: Exact, *, of_time: bool) -> Times:
         """Times by the roofline."""
-        del exact, of_time
         graph = self.planner.graph
         kernels = merged(bias_kernels(graph) + activation_kernels(graph) + norm_kernels(graph))
         shapes = {i: f.shape for i, f in self.facts.items()}
@@ -230,7 +223,6 @@ class NativeProgram(Program):
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
     ) -> EmulatedSession:
         """A session for the setting; it is built anew where another one is applied."""
-        del switched
         copy = self.prepared.roundable
         return EmulatorSession(copy=copy, emulation=emulation, setting=setting)
 

@@ -62,11 +62,7 @@ _MOST_PORTS: Final = 8
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class EngineModel(NativeSource[FileT, PreparedT]):
-    """An opened model of any library, whose own parts are those of ``NativeSource``.
-
-    Attributes:
-        converts: What converts such models.
-    """
+    """An opened model of any library, whose own parts are those of ``NativeSource``."""
 
     converts: ClassVar[type[Converter]] = Converter
 
@@ -196,7 +192,6 @@ class EngineModel(NativeSource[FileT, PreparedT]):
         self, policy: Policy, options: RunOptions, batches: Sequence[Feeds]
     ) -> Sequence[Feeds]:
         """The batches whose ranges guide the rules: by default those of the user."""
-        del policy, options
         return batches
 
     def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
@@ -322,41 +317,38 @@ def counted(
     low: Format,
 ) -> Census:
     """Count ops by class; shapes are those observed on data, else on one random batch."""
-    facts, told = dict[int, ValueFacts](), ""
+    graph, facts, told = prepared.graph, dict[int, ValueFacts](), ""
     if options.data is not None:
         facts = observe(prepared, lambda: batches)
         shapes = {i: f.shape for i, f in facts.items()}
-        seen = {v.name: shapes[v.id] for v in prepared.graph.inputs if v.id in shapes}
+        seen = {v.name: shapes[v.id] for v in graph.inputs if v.id in shapes}
         told = "; ".join(f"{name} {list(shape)}" for name, shape in seen.items())
     else:
         shapes, told = _drawn_shapes(prepared, options)
     census = Census.of(
-        prepared.graph,
+        graph,
         shapes,
         facts,
         name=source.name,
         size_bytes=source.size_bytes,
         opset=source.opset,
     )
-    graph = prepared.graph
     ports = {"inputs": graph.inputs, "outputs": graph.outputs}
-    named = {
+    notes = {
         key: _ports(sorted(values, key=partial(_place, order)))
         for (key, values), order in zip(ports.items(), graph.ports, strict=True)
     }
-    census = replace(census, notes=named | census.notes)
+    notes |= census.notes
     if source.told:
-        census = replace(
-            census, notes=census.notes | {"as it was read": "; ".join(source.told)}
-        )
-    if free := free_dims({spec.name: spec.shape for spec in input_specs(prepared.graph)}):
+        notes["as it was read"] = "; ".join(source.told)
+    if free := free_dims({spec.name: spec.shape for spec in input_specs(graph)}):
         named = [f"{n} ({', '.join(a)})" if {*a} - {n} else n for n, a in free.items()]
-        census = replace(census, notes=census.notes | {"dynamic dimensions": ", ".join(named)})
+        notes["dynamic dimensions"] = ", ".join(named)
     if told:
-        census = replace(census, notes=census.notes | {"figures are for": told})
+        notes["figures are for"] = told
     if options.data is None:
-        return census
-    return replace(census, warnings=risks(prepared.graph, facts, low), low=low)
+        return replace(census, notes=notes)
+    return replace(census, notes=notes, warnings=risks(graph, facts, low), low=low)
 
 
 def _place(order: Sequence[str], value: Value) -> int:
@@ -414,11 +406,6 @@ def shapes_for(
     prepared: PreparedModel, inputs: Sequence[TensorSpec], feeds: Feeds
 ) -> dict[int, tuple[int, ...]]:
     """Shapes of float values by id: those declared, else inferred, else those of a run.
-
-    Args:
-        prepared: The model.
-        inputs: Its inputs, as its file declares them.
-        feeds: The inputs of the call.
 
     Raises:
         EngineError: If only a run can tell, and the model does not run.

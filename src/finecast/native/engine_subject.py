@@ -575,12 +575,7 @@ class EngineExamined(Examined):
             return switched_probe(self.prepared, switches, feeds)
 
         return probe_sensitivity(
-            self.planner,
-            times.points,
-            prober,
-            self.progress,
-            exact,
-            most=most,
+            self.planner, times.points, prober, self.progress, exact, most=most
         )
 
     def probed(self, calls: Sequence[Feeds], count: int) -> Sequence[Feeds]:

@@ -78,13 +78,7 @@ def engine_times(
 ) -> list[EngineTime]:
     """The fp32 model's times in its ``own`` engine, first, and in ``others`` that run it.
 
-    Args:
-        own: The preferred engine.
-        session: The model, loaded there.
-        others: Further engines.
-        model: What they load.
-        calls: The feeds that are timed.
-        hint: Whether the search may lower ops as the engine's hint for bf16 does.
+    ``hint`` says whether the search may lower ops as the engine's hint for bf16 does.
 
     Returns:
         One entry an engine; none where no other engine runs the model.

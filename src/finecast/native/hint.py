@@ -76,12 +76,8 @@ def stated(
     An engine may multiply low operands and give the result in fp32, which no model can state:
     a low product in a model rounds its result, too, and that may be most of the plan's error.
 
-    Args:
-        planner: Makes plans.
-        kernels: The formats of the engine's kernels under the hint.
-        fmt: The low format.
-        exact: Whether such products stay fp32, which is more accurate than the engine's
-            choice, and slower.
+    With ``exact`` such products stay fp32, which is more accurate than the engine's choice,
+    and slower.
     """
     graph = planner.graph
     low = _low(graph, kernels, fmt, exact=exact)
@@ -193,10 +189,7 @@ def check_marks(plan: Plan, graph: Graph, session: Session) -> None:
     An engine's passes may lose the marks of ops that they replace. A kernel may compute low
     that has ops of both, as long as no product is among those in fp32.
 
-    Args:
-        plan: The plan.
-        graph: The graph of its model.
-        session: The model that it gives, loaded with the names of its kernels.
+    ``session`` is the model that it gives, loaded with the names of its kernels.
 
     Raises:
         EngineError: If it does not, or does not show it; names the first op.

@@ -63,12 +63,8 @@ def quantized_mismatch(
 
     OpenVINO does so with convolutions of signed codes (``openvino-signed-codes``).
 
-    Args:
-        graph: The model's graph.
-        engine: The engine's name.
-        got: The engine's outputs.
-        exact: Gives the outputs by the definitions of the ops; called for quantized models.
-        first: What the user has to do before the remedy.
+    ``exact`` gives the outputs by the definitions of the ops; called for quantized models.
+    ``first`` is what the user has to do before the remedy.
     """
     if not quantized_notes(graph):
         return ""
@@ -265,12 +261,8 @@ def unfused(
 ) -> dict[str, str]:
     """Ops that ``plan`` puts in a scaled format, and the format that they ran in, by name.
 
-    Args:
-        engine: What runs the model.
-        plan: The plan.
-        applied: Its model.
-        feeds: Inputs, for engines that tell kernels by a profile alone.
-        session: The model in an engine that tells its kernels, if it is loaded.
+    An engine that tells its kernels is asked by ``session``, the loaded model, if there is
+    one; others tell them by a profile on ``feeds``.
 
     Raises:
         EngineError: If the engine cannot run the model.
@@ -469,11 +461,7 @@ def check_on_one_thread(
 
     Engines choose kernels by the number of threads, and some kernels on codes are wrong.
 
-    Args:
-        engine: The engine that runs the model.
-        model: The model.
-        session: The model on all threads.
-        exact: What the fp32 model gives.
+    ``session`` is the model on all threads.
 
     Raises:
         EngineError: If an output is far less exact so, or the model does not run.

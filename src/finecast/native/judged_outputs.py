@@ -25,7 +25,6 @@ class JudgedOutput:
     """An output of the fp32 model, and how others are compared with it.
 
     Attributes:
-        name: Its name.
         wanted: What fp32 gives.
         explained: The relative error that its formats explain; 0 if it follows no low op.
         stepped: Whether it is a step of rounded floats.

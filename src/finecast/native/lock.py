@@ -222,8 +222,6 @@ class Deployed:
     """A model that was written, and what it is compared with to lock it.
 
     Attributes:
-        path: Its file or folder.
-        runner: What runs it.
         reference: The fp32 model.
         calls: Calls to keep as golden samples; none if they are too large.
     """
@@ -275,11 +273,7 @@ def load_to_verify(engine: Engine, model: Path) -> Session:
 def observed(model: str, runner: Runner, session: Session, call: Feeds | None) -> Observed:
     """What a session does, on the first golden sample if there is one.
 
-    Args:
-        model: The digest of the model's files.
-        runner: What runs it.
-        session: The model, loaded.
-        call: The call that is timed and whose kernels count.
+    ``call`` is the one that is timed and whose kernels count.
     """
     kernels: Sequence[LockedKernel] = ()
     took, denied = None, 0.0

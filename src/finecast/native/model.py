@@ -196,12 +196,10 @@ class OpenedModel(ABC):
 
     def reference_name(self, graph: Graph) -> str:
         """The baseline's name: fp32, or "the model given" if that was low or quantized."""
-        del graph
         return Format.FP32.label
 
     def notes(self, planner: Planner) -> Sequence[str]:
         """Notes for the user on the model under the planner's policy, whatever is found."""
-        del planner
         return ()
 
     @abstractmethod
@@ -223,7 +221,6 @@ class OpenedModel(ABC):
 
     def fitted(self, options: DataOptions) -> OpenedModel:
         """The model, or a form of it that takes every batch of the data."""
-        del options
         return self
 
     @abstractmethod
@@ -252,7 +249,6 @@ class OpenedModel(ABC):
         Raises:
             UsageError: If the two cannot be compared op by op.
         """
-        del low, engine
         raise UsageError("models of this kind cannot be compared op by op", where=self.name)
 
     @abstractmethod
@@ -354,7 +350,6 @@ class OpenedModel(ABC):
         Raises:
             EngineError: If the engine does not run both models.
         """
-        del plan, engine
         return ()
 
 
@@ -424,12 +419,10 @@ class LowModel(ABC):
 
         Call it before ``session``: groups that turn out to be none are left out then.
         """
-        del feeds, check
         return {}
 
     def unexplained(self, exact: Exact, *, passed: bool) -> Sequence[str]:
         """What to say first where the groups of ops explain another error than it has."""
-        del exact, passed
         return ()
 
     @abstractmethod
@@ -442,7 +435,6 @@ class LowModel(ABC):
         Args:
             facts: Gives those of the fp32 model's values; called if there are scales at all.
         """
-        del facts
         return {}
 
     def within(self, group: int, feeds: Sequence[Feeds]) -> tuple[str, ...]:
@@ -451,7 +443,6 @@ class LowModel(ABC):
         They are those of its bodies that the feeds run; none where each op of a body is in a
         group of its own, and of other groups.
         """
-        del group, feeds
         return ()
 
     @property

@@ -291,12 +291,6 @@ class OnnxProgram(NativeProgram):
         """Write out ops that the device computes in steps."""
         self.prepared = prepare(self.source.file, self.emulation)
 
-    def _adjusted(self, plan: Plan) -> Prepared:
-        """The model that is emulated, with the plan's operands adjusted."""
-        if not plan.adjustments:
-            return self.prepared
-        return prepare(self.source.file, self.emulation, plan.adjustments)
-
     def session(
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
     ) -> EmulatorSession:
@@ -311,7 +305,9 @@ class OnnxProgram(NativeProgram):
 
     def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatorSession:
         """A session of the model with the plan's formats."""
-        prepared = self._adjusted(plan)
+        prepared = self.prepared
+        if plan.adjustments:
+            prepared = prepare(self.source.file, self.emulation, plan.adjustments)
         return plan_session(
             partial(emulated_copy, prepared),
             plan,

@@ -87,12 +87,7 @@ class Written:
 
 
 def check_output_name(model: Path, output: Path) -> None:
-    """Raise UsageError unless a frontend that reads ``model`` writes ``output``.
-
-    Args:
-        model: The file or folder of the model that is converted.
-        output: Where the result goes.
-    """
+    """Raise UsageError unless a frontend that reads ``model`` writes ``output``."""
     _check_kind(model)
     check_spelling(output)
     readers = _readers(model)

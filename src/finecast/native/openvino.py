@@ -85,7 +85,6 @@ class OvModel(EngineModel[OvFile, OvPrepared]):
 
     def roundable(self, policy: str, adjustments: Sequence[Adjustment] = ()) -> NativeModel:
         """A copy that rounds by arithmetic."""
-        del policy
         return frontend.roundable(self.file, adjustments)
 
     def _prepare(self, policy: Policy) -> OvPrepared:
@@ -93,7 +92,6 @@ class OvModel(EngineModel[OvFile, OvPrepared]):
 
     def _apply(self, plan: Plan, prepared: PreparedModel | None) -> OvApplied:
         """Replay the plan on a copy, which shares the constants that stay."""
-        del prepared
         return frontend.apply(self.file, plan)
 
     def _size_of(self, model: Any) -> int:

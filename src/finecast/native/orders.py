@@ -132,12 +132,10 @@ class OrderTrials:
     """Tries orders of summation on one model and its data.
 
     Attributes:
-        graph: The graph that is emulated.
         shapes: Observed shapes of its values, by id.
         workload: The data, on which the metric is evaluated.
         reference: The model to compare with.
         exact: Its outputs on calibration data, with which errors are computed.
-        progress: Told of each order.
     """
 
     graph: Graph

@@ -45,10 +45,8 @@ class Judging:
     """How ops are judged.
 
     Attributes:
-        facts: Facts of values.
         user_rules: The user's rule functions by name.
         measured: Whether errors will be measured.
-        judges: The rules.
         overrides: Overrides, some of which may be for other graphs; None for those that are
             active around the caller, which have to be for ops of this graph.
     """

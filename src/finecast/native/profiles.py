@@ -100,14 +100,8 @@ def profile_ends(
 ) -> Profiles:
     """Profile the fp32 model and the lowest plan in each format, once each.
 
-    Args:
-        source: The model.
-        planner: Makes these plans.
-        engine: What is profiled.
-        feeds: The inputs of all runs.
-        output_error: Gives the squared output error of a low session; None if it is not asked.
-        progress: Told of each model that is compiled and profiled.
-        cache: Times of kernels of earlier runs, which then need no profile.
+    ``output_error`` gives the squared output error of a low session, if it is asked for.
+    Kernels whose times are in ``cache`` need no profile.
 
     Raises:
         EngineError: If the engine runs none of the lowest plans.
@@ -247,12 +241,8 @@ def measured_cost(
 ) -> MeasuredCost:
     """Times by node: a kernel's time is shared evenly by the products in it, or all its ops.
 
-    Args:
-        graph: The graph.
-        profiles: Those of the fp32 model and the lowest plans.
-        casts: Gives the cost of casts to a format in the engine.
-        facts: Facts of values by id, of which the shapes are used.
-        widened: Formats that the engine turns into fp32 as it loads a model.
+    ``casts`` gives the cost of casts to a format in the engine. Formats that are ``widened``
+    it turns into fp32 as it loads a model.
     """
     is_product = {n.name: by_name(n.op).matmul_engine for n in graph.nodes}
     times: dict[Format, dict[str, float]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,13 +213,19 @@ def _profiled(
     rounds: Rounds,
     report: Progress,
 ) -> ProfileReport:
-    labels, ready = _labels(models), _with_feeds(data)
+    labels = _labels(models)
 
     def load_all(one: Engine) -> list[LoadedModel]:
         loaded: list[LoadedModel] = []
         for index, (label, path) in enumerate(zip(labels, files, strict=True)):
             report(f"loading {label}", index, 3 * len(models))
-            loaded.append(ready(label, models[index], one.load(path, profiling=rounds.ops)))
+            session = one.load(path, profiling=rounds.ops)
+            feeds, rows = _drawn(session, data)
+            loaded.append(
+                LoadedModel(
+                    label=label, path=models[index], session=session, feeds=feeds, batch=rows
+                )
+            )
         return loaded
 
     def check() -> None:
@@ -317,27 +323,18 @@ def _name(number: int) -> str:
     return str(number) if number else ANCHOR
 
 
-def _with_feeds(data: DataOptions) -> Callable[[str, Path, Session], LoadedModel]:
-    """A function that joins a loaded model with the feeds that it is timed on."""
-
-    def ready(label: str, path: Path, session: Session) -> LoadedModel:
-        feeds, rows = drawn(session)
-        return LoadedModel(label=label, path=path, session=session, feeds=feeds, batch=rows)
-
-    def drawn(session: Session) -> tuple[dict[str, Array], int]:
-        options = data.if_given(sizes_feeds=True)
-        if options is None:
-            feeds = synthetic_feeds(session.inputs, batch=data.batch or 1, dims=data.dims)
-        elif options.data is not None and data.calib is None and not data.decode_steps:
-            samples = given_samples(options.data, options, session, labels=data.labels)
-            first = next(iter(samples.batches(options.samples)))
-            return first.feeds, first.rows
-        else:
-            feeds = dict(calibration_batches(session, options, limit=1)[0])
-        rows = next((a.shape[0] for a in feeds.values() if a.ndim), 1)
-        return feeds, rows
-
-    return ready
+def _drawn(session: Session, data: DataOptions) -> tuple[dict[str, Array], int]:
+    """The feeds that a model is timed on, and their number of samples."""
+    options = data.if_given(sizes_feeds=True)
+    if options is None:
+        feeds = synthetic_feeds(session.inputs, batch=data.batch or 1, dims=data.dims)
+    elif options.data is not None and data.calib is None and not data.decode_steps:
+        samples = given_samples(options.data, options, session, labels=data.labels)
+        first = next(iter(samples.batches(options.samples)))
+        return first.feeds, first.rows
+    else:
+        feeds = dict(calibration_batches(session, options, limit=1)[0])
+    return feeds, next((a.shape[0] for a in feeds.values() if a.ndim), 1)
 
 
 def _labels(models: Sequence[Path]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, final
+from typing import Final, final
 
 import numpy as np
 
@@ -188,15 +188,11 @@ class BesideLow(LowModel):
         return _Switched(self._session, switch)
 
     def _loaded(self, shown: Sequence[ShownValue]) -> Session:
-        """A session of the joined model."""
-        model = self._joined(shown)
+        choices = [*self._choices()]
+        model = join(self._pair(), choices, elements=len(self.groups), shown=shown)
         if self.engine is None:
             return exact_session(model)
         return load_model(get_engine(self.engine), model)
-
-    def _joined(self, shown: Sequence[ShownValue]) -> Any:
-        choices = [*self._choices()]
-        return join(self._pair(), choices, elements=len(self.groups), shown=shown)
 
     def _choices(self) -> Iterator[SwitchedValue]:
         numbers = {n: k for k, group in enumerate(self.groups) for n in group.nodes}
@@ -394,7 +390,6 @@ class _Switched(Session):
         self.outputs = session.outputs
 
     def run(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once."""
         return self.of.run(self._fed(feeds))
 
     def _fed(self, feeds: Feeds) -> Feeds:
@@ -403,15 +398,12 @@ class _Switched(Session):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether outputs depend on the calls before."""
         return self.of.keeps_state
 
     def reset(self) -> None:
-        """Empty the state, if the model has one."""
         self.of.reset()
 
     def step(self, feeds: Feeds) -> dict[str, Array]:
-        """Run once on the state that the step before left."""
         return self.of.step(self._fed(feeds))
 
 

@@ -68,7 +68,6 @@ class Times:
 
     Attributes:
         units: Ops that run in one kernel, and so are one decision.
-        points: Where plans round, by format.
         cost: Seconds of ops and casts.
         errors: Measured squared errors of the lowest plans, by format.
     """
@@ -159,10 +158,7 @@ def points_of(
 ) -> Points:
     """The points at which plans round, by format.
 
-    Args:
-        planner: Makes the plans.
-        units: The units.
-        fused: By format the kernels of its lowest plan, as the ids of their nodes.
+    ``fused`` has by format the kernels of its lowest plan, as the ids of their nodes.
     """
     graph = planner.graph
     return {
@@ -185,13 +181,8 @@ def probe_sensitivity(
 
     Values are rounded to the encoding that a plan would give them.
 
-    Args:
-        planner: Makes the plans.
-        points: Where they round.
-        prober: Makes a function that runs the model with some of these switches on.
-        progress: Told of each run.
-        exact: The outputs that errors are of.
-        most: The most runs for a format, to find its largest errors; None for all errors.
+    ``prober`` makes a function that runs the model with some of these switches on. With
+    ``most`` runs for a format its largest errors alone are found.
     """
     sensitivities: dict[Format, Sensitivity] = {}
     for fmt, where in points.items():
@@ -233,11 +224,6 @@ def part_size(count: int, load_s: float, run_s: float) -> int:
     A part of s switches costs load_s and one more run, and each of its runs about
     run_s * s / count. Over all parts the sum is least at
     s = sqrt(count * (load_s + run_s) / run_s).
-
-    Args:
-        count: Number of all switches.
-        load_s: Seconds to load a session.
-        run_s: Seconds of a run of a session with all switches.
     """
     if run_s <= 0:
         return count

@@ -84,13 +84,9 @@ class StoredRange:
     @property
     def widest(self) -> StoredRange:
         """One number each: the widest range, in its largest steps."""
-        lowest, highest, step = self.lowest.min(), self.highest.max(), self.step.max()
-        return replace(
-            self,
-            lowest=np.asarray(lowest),
-            highest=np.asarray(highest),
-            step=np.asarray(step),
-        )
+        ends = self.lowest.min(), self.highest.max(), self.step.max()
+        lowest, highest, step = map(np.asarray, ends)
+        return replace(self, lowest=lowest, highest=highest, step=step)
 
     def over(self, shape: tuple[int, ...]) -> StoredRange:
         """With one number for each channel of ``shape``; the widest where it does not fit."""
@@ -129,7 +125,6 @@ class WrongScale:
     """A scale that does not fit the numbers of its value.
 
     Attributes:
-        value: The name of the value.
         covers: The least and the largest number that the scale can express.
         reaches: The least and the largest number of the value.
         constant: Whether the value is a weight, whose numbers do not depend on data.

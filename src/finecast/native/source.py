@@ -233,7 +233,6 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
 
     def second_engine(self, engine: Engine) -> Engine | None:
         """Another engine that computes the fp32 model, to compare ``engine`` with, if any."""
-        del engine
         return None
 
     @property
@@ -259,7 +258,6 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
         Raises:
             ModelError: If the plan was made for another model.
         """
-        del plan
         return self
 
     def prepare(self, policy: Policy) -> PreparedT:
@@ -276,7 +274,6 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
 
     def prepare_once(self, *, own: bool) -> PreparedT:
         """The model prepared without a change; not copied if it is the caller's ``own``."""
-        del own
         return self.prepare(AS_IT_IS)
 
     def check_policy(self, policy: Policy) -> None:
@@ -367,7 +364,6 @@ class NativeSource(OpenedModel, Generic[FileT, PreparedT]):
 
         The plan is that of ``built``, which was written as ``written``, or another one.
         """
-        del written
         edits = (built if plan == built.plan else self.build(plan)).applied.edits
         copy = self.roundable(built.plan.policy, built.plan.adjustments)
         return exact_session(with_roundings(copy, edits), apart=True).run(feeds)

@@ -57,7 +57,6 @@ class Built:
     """The model that a plan gives, in its frontend's form.
 
     Attributes:
-        model: The native model.
         plan: The plan that it was built from.
         size_bytes: Bytes of the model where it is stored.
         casts: Number of casts, without those of the model's inputs and outputs, and without
@@ -142,7 +141,6 @@ class Examined(ABC):
         Raises:
             EngineError: If no plan in a low format can be run at all.
         """
-        del of_time
 
     def outline(self, formats: Collection[Format], *, of_time: bool = True) -> Analysis:
         """``prior``, with the ops of the largest errors in ``formats`` found by few probes.
@@ -198,7 +196,6 @@ class Subject(ABC):
     """A model joined with the engine that runs it here, or the emulator of another device.
 
     Attributes:
-        model: The model.
         reference: The fp32 model, loaded.
         truth: The fp64 model that the fp32 one was made from, if any: its accuracy is kept.
         told: Notes for the user on how the model was read and run, whatever tuning finds.
@@ -238,7 +235,6 @@ class Subject(ABC):
             workload: The calls that are timed.
             hint: Whether the engine's hint for bf16 may be of use.
         """
-        del workload, hint
         return ()
 
     @property
@@ -293,7 +289,6 @@ class Subject(ABC):
 
     def first_nan(self, workload: Workload) -> str:
         """The op that first gives NaN or Inf in fp32; empty if none is seen."""
-        del workload
         return ""
 
     @abstractmethod
@@ -324,7 +319,6 @@ class Subject(ABC):
         Raises:
             EngineError: If it is wrong in a way in which the metric would not show.
         """
-        del built, exact
 
     @abstractmethod
     def times(self, built: Mapping[str, Built], workload: Workload, effort: Effort) -> Race:
@@ -338,7 +332,6 @@ class Subject(ABC):
 
         Empty where the engine does not tell.
         """
-        del built, workload
         return ()
 
     def feeds(self, workload: Workload) -> Sequence[Feeds]:
@@ -365,7 +358,6 @@ class Subject(ABC):
         ``keeps`` says whether a metric keeps the criterion. Here none is tried: the engine has
         the order that it will have.
         """
-        del plan, workload, keeps, progress
         return OrderSpread()
 
     def made_from(self, origin: Origin) -> Built:
@@ -382,12 +374,10 @@ class Subject(ABC):
         Each can be run and timed like the model of a plan. A hint under which the engine
         lowers nothing, or cannot run the model, is left out.
         """
-        del planner
         return ()
 
     def by_hint(self, plan: Plan) -> Plan | None:
         """``plan`` stated by the engine's hint instead of by casts; None if it cannot be."""
-        del plan
         return None
 
     def original(self, planner: Planner) -> Built | None:
@@ -395,7 +385,6 @@ class Subject(ABC):
 
         None if there is none to compare with, or it does not run.
         """
-        del planner
         return None
 
     def check_streams(self) -> None:

@@ -474,15 +474,6 @@ class Blocks:
         """The parameters as JSON content, without the format."""
         return {"axis": self.axis}
 
-    @classmethod
-    def from_dict(cls, fmt: Format, content: Mapping[str, Any]) -> Blocks:
-        """Read what ``to_dict`` gave.
-
-        Raises:
-            ValueError: If ``content`` has another form.
-        """
-        return converted({**content, "format": fmt.label}, cls)
-
 
 _MATRIX: Final = 2  # dimensions
 
@@ -577,15 +568,6 @@ class Dynamic:
         stated |= {"axis": self.axis} if self.axis != -1 else {}
         return stated | ({"gradient": True} if self.gradient else {})
 
-    @classmethod
-    def from_dict(cls, fmt: Format, content: Mapping[str, Any]) -> Dynamic:
-        """Read what ``to_dict`` gave.
-
-        Raises:
-            ValueError: If ``content`` has another form.
-        """
-        return converted({**content, "format": fmt.label}, cls)
-
 
 Encoding: TypeAlias = Format | Scaled | Blocks
 """How numbers are stored."""
@@ -648,8 +630,9 @@ class Encodings:
             return Scaled.from_dict(fmt, grid, content)
 
         def operand(content: dict[str, Any]) -> Scaled | Dynamic:
-            dynamic = fmt.dynamic_group is not None
-            return Dynamic.from_dict(fmt, content) if dynamic else of_value(content)
+            if fmt.dynamic_group is None:
+                return of_value(content)
+            return converted({**content, "format": fmt.label}, Dynamic)
 
         result: Encoding = fmt.result
         if isinstance(stated.result, dict) and fmt.runs_on_codes:
@@ -681,7 +664,7 @@ _SIGNED: Final = "signed"
 
 def _constant(fmt: Format, content: dict[str, Any]) -> Stored:
     if fmt.blocks is not None:
-        return Blocks.from_dict(fmt, content)
+        return converted({**content, "format": fmt.label}, Blocks)
     return Scaled.from_dict(fmt, fmt.grid(constant=True), content)
 
 

@@ -69,11 +69,8 @@ def convert(
 ) -> NDArray[np.float32]:
     """Convert ``x`` and return the results as float32, in the same shape.
 
-    Args:
-        x: The numbers.
-        how: The conversion.
-        offset: Index of the first element of ``x`` in the whole stream.
-        stream: Tells apart streams of one seed.
+    ``offset`` is the index of the first element of ``x`` in the whole stream, and ``stream``
+    tells apart streams of one seed.
     """
     x = np.asarray(x, dtype=np.float32)
     if how.encoding is not None:

@@ -87,9 +87,7 @@ class Order:
 def orders(count: int, *, blocked: bool) -> tuple[Order, ...]:
     """``count`` orders: each scheme once, then random ones.
 
-    Args:
-        count: How many.
-        blocked: Whether the device states a length of blocks.
+    ``blocked`` says whether the device states a length of blocks.
     """
     schemes = [s for s in Scheme if s is not Scheme.SHUFFLED]
     named = [Order(scheme=s) for s in schemes if blocked or s is not Scheme.BLOCKED]
@@ -102,7 +100,6 @@ class Summation:
     """How terms are added up.
 
     Attributes:
-        order: The order.
         format: That of the partial sums. Where it is not fp32 a term is added to the partial
             sum exactly, as a fused multiply-add does, and the result is rounded once.
         block: Terms of a block for ``BLOCKED``; 0 if the device states none.

@@ -184,11 +184,7 @@ def explained(
     where something other than costs chose the format, stand in front; figures of an earlier
     analysis are replaced.
 
-    Args:
-        planner: Made the plan, or one of the same graph and permissions.
-        analysis: Times, casts and errors.
-        plan: The plan.
-        problem: The problem of ``analysis``, where it was built.
+    ``problem`` is that of ``analysis``, where it was built.
     """
     graph, units = planner.graph, analysis.units
     problem = problem or build_problem(graph, planner.permissions, analysis)

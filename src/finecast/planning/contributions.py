@@ -79,11 +79,6 @@ def error_share(own: str, errors: Mapping[str, float]) -> float:
     return 1 - (exact / low) ** 2
 
 
-def errors_if(evidence: Mapping[str, float | str]) -> dict[str, float]:
-    """The plan's errors by the label of a group's format, of the reason that its ops have."""
-    return _by_format(evidence, ERROR_IF)
-
-
 def _by_format(evidence: Mapping[str, float | str], name: str) -> dict[str, float]:
     figures = {fmt.label: evidence.get(name.format(fmt.label)) for fmt in Format}
     return {label: figure for label, figure in figures.items() if isinstance(figure, float)}
@@ -115,7 +110,7 @@ class PrecisionGroup:
     @property
     def errors(self) -> dict[str, float]:
         """The plan's predicted error by the format that the group has."""
-        return errors_if(self.reason.evidence)
+        return _by_format(self.reason.evidence, ERROR_IF)
 
     @property
     def times_us(self) -> dict[str, float]:

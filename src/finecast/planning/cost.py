@@ -59,7 +59,6 @@ class RooflineCost:
     value of unknown rank counts as one element.
 
     Attributes:
-        target: The device.
         shapes: Observed shapes by value id; they take precedence over the graph's.
         unknown_dim: Size assumed for a symbolic dimension.
     """
@@ -97,13 +96,8 @@ class RooflineCost:
     ) -> float:
         """Seconds of ``node`` at a rate; zero for a view, which has no kernel.
 
-        Args:
-            graph: The graph.
-            node: The node.
-            rate_tflops: Operations in a second, in 1e12.
-            stored: The formats of the values that it reads and writes, by id, where those are
-                not the graph's own.
-            traffic: How many times the bytes of these values move.
+        ``stored`` are the formats of the values that it reads and writes, by id, where those
+        are not the graph's own. Their bytes move ``traffic`` times.
         """
         shapes = self.node_shapes(graph, node)
         stored = {i: self.stored(fmt) for i, fmt in stored.items()}

@@ -151,7 +151,6 @@ class _Columns:
     """The numbers along an axis: a column for each of its indices.
 
     Attributes:
-        axis: The axis.
         rows: The numbers of some rows, in columns.
         joined: The sizes of the parts that the graph joins along the axis; empty if unknown.
         classes: The columns that hold class numbers.

@@ -133,7 +133,12 @@ def edits(
             changed.append(ConvertConstant(value=value_id, to=fmt, uses=plain))
     if moves_codes:
         _hoist(graph, rounded, stored)
-    return (*changed, *_round_trips(graph, rounded), *inside)
+    changed += [
+        RoundTrip(value=v, to=e, uses=tuple(dict.fromkeys(uses)))
+        for (v, e), uses in sorted(rounded.items(), key=lambda w: w[0][0])
+        if not _came_from(graph, v, e.format)
+    ]
+    return (*changed, *inside)
 
 
 def _in_kernels(
@@ -184,16 +189,6 @@ def _rounded(
             if uses:
                 wanted.setdefault((value.id, scaled.result), []).extend(uses)
     return wanted
-
-
-def _round_trips(
-    graph: Graph, wanted: Mapping[tuple[int, Encoding], list[Use]]
-) -> list[RoundTrip]:
-    return [
-        RoundTrip(value=v, to=e, uses=tuple(dict.fromkeys(uses)))
-        for (v, e), uses in sorted(wanted.items(), key=lambda w: w[0][0])
-        if not _came_from(graph, v, e.format)
-    ]
 
 
 def _hoist(

@@ -67,7 +67,6 @@ class FreeOutput:
     """An output whose length depends on numbers.
 
     Attributes:
-        name: Its name.
         axes: The axes that may be the one along which rows lie, the likeliest first; empty if
             its rank is not known.
         group: Outputs of one group have their partners together.

@@ -35,7 +35,6 @@ class KeptProducts:
         share: Its share of the operations of all products; None where one of those cannot be
             counted.
         is_largest: Whether no other product of the model is larger.
-        why: What keeps it in fp32.
     """
 
     count: int
@@ -64,10 +63,7 @@ def kept_products(
     Products are ordered by their operations, or by their weights where the operations of one
     cannot be counted, as its shape is not known.
 
-    Args:
-        graph: The graph of the plan.
-        plan: Its formats, with their reasons.
-        shapes: Observed shapes by value id; they take precedence over the graph's.
+    ``shapes`` are observed ones by value id, which take precedence over the graph's.
     """
     decided = {d.node: d for d in plan.decisions}
     counts = {n.id: flops(graph, n, shapes) for n in graph.nodes if _is_product(graph, n)}

@@ -149,10 +149,7 @@ def policy_of(plan: Plan) -> Policy:
 def place(plan: Plan, graph: Graph, opset: Callable[[Mapping[int, Format]], int]) -> Placement:
     """Put the decisions of ``plan`` on ``graph``, another version of its model.
 
-    Args:
-        plan: A plan of any model.
-        graph: The version's graph.
-        opset: Gives the ONNX opset that formats, by node id, need; 0 for other models.
+    ``opset`` gives the ONNX opset that formats, by node id, need; 0 for other models.
     """
     before = structure_in(plan)
     matching = match(before, structure_of(graph))

@@ -124,16 +124,11 @@ def pick(permission: Permission, *preferred: Format) -> Format:
     return min(permission.formats, key=lambda f: (f.bits, f.label))
 
 
-def _no_opset(_: Mapping[int, Format]) -> int:
-    return 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
     """Makes plans of one graph under one policy.
 
     Attributes:
-        graph: The graph.
         policy: The user's request.
         permissions: The formats that the rules permit, by node id.
         engine: The engine that plans are made for; empty for none.
@@ -150,7 +145,7 @@ class Planner:
     policy: Policy
     permissions: Mapping[int, Permission]
     engine: str = ""
-    opset: Callable[[Mapping[int, Format]], int] = _no_opset
+    opset: Callable[[Mapping[int, Format]], int] = lambda _: 0
     from_type: str = ""
     frozen: bool | None = None
     scalings: tuple[RangeScaling, ...] = ()

@@ -101,8 +101,10 @@ def find_points(graph: Graph, free: frozenset[int]) -> tuple[Point, ...]:
 def _of_node(graph: Graph, node: Node, free: frozenset[int]) -> Iterator[Point]:
     if node.op in READS_SHAPE_ONLY:
         return
+    # The points of its result's readers cover what it moves on.
+    carried = {v.id for v in graph.following_inputs(node)} if moves(node) else set[int]()
     for port, index in enumerate(node.inputs):
-        if index is None or (moves(node) and _carries_on(graph, node, index)):
+        if index is None or index in carried:
             continue
         reader = node if node.follows_in[port] else None
         yield _point(graph, reader, port, graph.values[index], free, at=node)
@@ -143,11 +145,6 @@ def moves(node: Node) -> bool:
     return by_name(node.op).exact and floats == 1 and any(node.follows_out)
 
 
-def _carries_on(graph: Graph, node: Node, index: int) -> bool:
-    """Whether ``node`` moves the value on: the points of its result's readers cover it."""
-    return any(v.id == index for v in graph.following_inputs(node))
-
-
 def rounding_points(
     graph: Graph,
     units: Units,
@@ -157,11 +154,8 @@ def rounding_points(
 ) -> RoundingPoints:
     """The points of ``find_points``, where points rounded by the same units are one.
 
-    Args:
-        graph: The graph.
-        units: The units.
-        fused: Node ids of each kernel of the low plan: values inside a kernel are not rounded.
-        results: Whether ops in the format round their results, too, and not operands alone.
+    ``fused`` are the kernels of the low plan: values inside a kernel are not rounded. With
+    ``results`` ops in the format round their results, too, and not operands alone.
     """
     kernel_of = {node: k for k, nodes in enumerate(fused) for node in nodes}
     places_by_units: dict[tuple[tuple[int, ...], ...], list[Place]] = {}
@@ -341,8 +335,9 @@ def _switch(
     outputs: dict[int, Reading] = {}
     plain = fmt.result if fmt.has_scales else fmt
     for node, index in places:
-        own_encoding = None if node is None else _encoding(permissions, node, index, fmt)
-        encoding = shared or own_encoding or plain
+        permission = None if node is None else permissions.get(node)
+        of = permission and permission.encodings.get(fmt)
+        encoding = shared or (of and of.at(index)) or plain
         if encoding is Format.FP32:  # it stays as it is
             continue
         if node is None:
@@ -350,10 +345,3 @@ def _switch(
         else:
             ports[node, index] = encoding
     return Switch(ports=ports, outputs=outputs)
-
-
-def _encoding(
-    permissions: Mapping[int, Permission], node: int, index: int, fmt: Format
-) -> Reading | None:
-    of = permissions[node].encodings.get(fmt) if node in permissions else None
-    return of.at(index) if of is not None else None

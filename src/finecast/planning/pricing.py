@@ -97,7 +97,9 @@ def rest_in_memory(
     lifetimes: list[Resting] = []
     last = _last_readers(graph)
     for value in graph.values:
-        if value.format is None or value.constant is not None or _is_alias(graph, value):
+        maker = graph.maker(value)
+        is_alias = maker is not None and is_view(maker)
+        if value.format is None or value.constant is not None or is_alias:
             continue
         shape = resolve_shape(value, shapes)
         if shape is not None and not stays_inside(value, kernels):
@@ -146,11 +148,6 @@ def _among(value: Value, values: Iterable[Value]) -> bool:
     return any(v.id == value.id for v in values)
 
 
-def _is_alias(graph: Graph, value: Value) -> bool:
-    maker = graph.maker(value)
-    return maker is not None and is_view(maker)
-
-
 def _last_readers(graph: Graph) -> list[int]:
     """For each value the moment of its last use; uses of a view count for its source."""
     last = [0 if v.producer is None else 2 * v.producer + 1 for v in graph.values]
@@ -184,7 +181,9 @@ def by_size(planner: Planner, analysis: Analysis) -> Analysis:
     """``analysis`` priced by the bytes of the stored model: of constants and cast nodes."""
     graph = planner.graph
     stored = sum(_constant_bytes(v) for v in graph.values)
-    per_second = _bytes_per_second(analysis, stored)
+    total_s = float(analysis.times[Format.FP32].sum())
+    usable = np.isfinite(total_s) and total_s
+    per_second = _TIME_SHARE * max(stored, 1.0) / total_s if usable else 0.0
 
     def cast_bytes(value: Value, source: Format, to: Format) -> float:
         if source.storage is to.storage or source.runs_on_codes or value.constant is not None:
@@ -274,13 +273,6 @@ def resident_bytes(planner: Planner, analysis: Analysis, formats: Mapping[str, F
         copies = {fmt.storage: constant_bytes(value, stored(fmt)) for fmt in read}
         constants += sum(copies.values())
     return peak_bytes(graph, named, analysis.shapes, analysis.units.of, int(constants), stored)
-
-
-def _bytes_per_second(analysis: Analysis, stored: float) -> float:
-    total_s = float(analysis.times[Format.FP32].sum())
-    return (
-        _TIME_SHARE * max(stored, 1.0) / total_s if np.isfinite(total_s) and total_s else 0.0
-    )
 
 
 def _constant_bytes(value: Value) -> float:

@@ -207,11 +207,6 @@ def build_problem(
     times the squared error of each rounding that the labelling does. Casts are counted as
     ``edits`` makes them; but where some readers of a value have bf16 and others weights that
     are decoded to bf16, a cast and a rounding count for each of both.
-
-    Args:
-        graph: The graph.
-        permissions: The permitted formats by node id.
-        analysis: Times, casts and errors.
     """
     units, times = analysis.units, analysis.times
     rounded = [*analysis.rounded.values()]

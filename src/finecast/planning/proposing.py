@@ -263,11 +263,7 @@ def within(
 ) -> Choice | None:
     """A choice of at most this squared error, faster than every step that keeps to it.
 
-    Args:
-        planner: The graph, and what the rules left.
-        analysis: Times, casts and errors.
-        steps: The steps of the frontier, the most accurate first.
-        error: The squared error.
+    ``steps`` are those of the frontier, the most accurate first.
 
     Returns:
         None if ``error`` lies outside the steps' errors, or no faster choice was found

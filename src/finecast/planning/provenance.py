@@ -21,7 +21,6 @@ class Provenance:
     """The conversion that made a model. The fields' names are the keys of a model's notes.
 
     Attributes:
-        plan: The digest of the plan.
         policy: The label of the policy that the plan was made under.
         original: The name of the original's file, without folders; empty if it had none.
         original_digest: The digest of the original, as its plans state it; models that

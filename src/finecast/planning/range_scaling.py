@@ -226,7 +226,6 @@ class _Exponents:
     """The exponents of a graph's values: those in one class share theirs.
 
     Attributes:
-        graph: The graph.
         laws: By node id, for nodes that hand factors on.
         parents: A forest over value ids, whose roots stand for classes.
         pinned: Ids of the values with exponent 0, each a class of its own.
@@ -266,7 +265,6 @@ class _Exponents:
         return value
 
     def at(self, value: int) -> int:
-        """The exponent of a value."""
         return self.of.get(self.root(value), 0)
 
     def result(self, node: Node) -> int:
@@ -312,12 +310,11 @@ class _Exponents:
 
     def absorber(self, node: Node) -> int | None:
         """The port of a constant that can give the results of ``node`` any exponent."""
-        ports = self.laws[node.id].absorbs
-        return next((p for p in ports if self._scalable(node, p)), None)
-
-    def _scalable(self, node: Node, port: int) -> bool:
-        value = self.graph.read(node, port)
-        return value is not None and value.constant is not None and multipliable(value)
+        for port in self.laws[node.id].absorbs:
+            value = self.graph.read(node, port)
+            if value is not None and multipliable(value):
+                return port
+        return None
 
     def need(self, wanted: Mapping[int, int]) -> None:
         """Give the classes of these values at most these exponents, and what follows."""
@@ -438,11 +435,7 @@ def range_scalings(
 ) -> tuple[RangeScaling, ...]:
     """Scalings by which ops may be in ``low`` that would keep fp32 for their range alone.
 
-    Args:
-        graph: The graph.
-        facts: What was observed of its values.
-        low: The format.
-        kept: Ids of the ops that the range of what they read or give keeps in fp32.
+    ``kept`` are those that the range of what they read or give keeps in fp32.
     """
     wanted: dict[int, int] = {}
     for node in map(graph.nodes.__getitem__, kept):
@@ -516,7 +509,6 @@ class _Changes:
 
     @property
     def graph(self) -> Graph:
-        """The graph."""
         return self.exponents.graph
 
     def make(self, node: Node) -> None:

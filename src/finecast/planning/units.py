@@ -42,11 +42,7 @@ def make_units(
     In a kernel with an op on codes so are ops that stay fp32: they read its result. An op
     that adds a further value to a product begins a unit of its own.
 
-    Args:
-        graph: The graph.
-        permissions: The permitted formats by node id.
-        lows: The low formats.
-        kernels: Node ids of each kernel of the engine.
+    ``kernels`` are those of the engine, as node ids.
     """
     known = {
         i: p.formats for i, p in permissions.items() if graph.nodes[i].format is Format.FP32

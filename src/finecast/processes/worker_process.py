@@ -70,7 +70,6 @@ def answered(answer: Callable[..., Any], *asked: Any) -> tuple[Mapping[str, Any]
 
 
 def _tell(send: Callable[..., None], text: str, kind: str = "stage") -> None:
-    """Tell a text before the answer."""
     send({"tells": kind, "text": text})
 
 

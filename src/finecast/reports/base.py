@@ -33,7 +33,6 @@ class TextTable:
     Attributes:
         left: Headings of the columns of words.
         right: Headings of the columns of figures, which follow these.
-        rows: The cells.
         title: A line above it; may be empty.
         fold: Columns of words whose cells take several lines where the width does not suffice.
         notes: Lines below it.

@@ -49,8 +49,6 @@ class Sources:
     """What a report is made of. Only the plan is always there.
 
     Attributes:
-        model: The model's name.
-        plan: The plan.
         graph: The graph whose nodes the plan names; None where the model is not given.
         facts: What calibration data showed of values, by id.
         analysis: The times and errors that the plan was chosen by; None if not known.

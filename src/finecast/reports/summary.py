@@ -128,8 +128,7 @@ def _speed(content: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     where += f" in {title_of(engine)}" if engine and not result.get("target") else ""
     return (
         f"A call takes {_ms(after['latency_ms'])} instead of {_ms(before['latency_ms'])}:"
-        f" x{result['speedup']:.2f} as fast{_range(result)}, {where},"
-        f" {_counted(result)}with"
+        f" x{result['speedup']:.2f} as fast{_range(result)}, {where}, {_counted(result)}with"
         f" {_ops(content)}.{_waiting(result)}"
     )
 
@@ -456,7 +455,8 @@ def next_faster(found: Mapping[str, Any] | None, digest: str) -> str:
     error = error if _is_relative(found.get("relative_error") or {}) else ""
     conditions = found.get("conditions") or {}
     scored = f"it scored {_figure(one['metric'])}"
-    missed = f"{scored}, {_beyond(conditions)} {accuracy_asked(found)}"
+    side = "below" if conditions.get("higher_is_better", True) else "above"
+    missed = f"{scored}, {side} {accuracy_asked(found)}"
     if kept_here(one["metric"], conditions):
         missed = f"{scored} on these data, within {accuracy_asked(found)}, but "
         confidence = conditions.get("confidence")
@@ -512,11 +512,6 @@ def kept_here(metric: float | None, conditions: Mapping[str, Any]) -> bool:
     if metric is None or least is None:
         return False
     return metric >= least if conditions.get("higher_is_better", True) else metric <= least
-
-
-def _beyond(conditions: Mapping[str, Any]) -> str:
-    """On which side of the limit a metric is that misses it."""
-    return "below" if conditions.get("higher_is_better", True) else "above"
 
 
 def accuracy_asked(found: Mapping[str, Any]) -> str:

@@ -50,10 +50,6 @@ KernelQuery = Callable[[Node, Format], bool | None]
 UserRule = Callable[["NodeView"], "str | list[str] | None"]
 
 
-def _no_kernel_knowledge(_node: Node, _fmt: Format) -> bool | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """All that a rule may depend on besides the node."""
@@ -61,7 +57,7 @@ class Context:
     graph: Graph
     policy: Policy
     facts: Facts = field(default_factory=dict[int, ValueFacts])
-    kernels: KernelQuery = _no_kernel_knowledge
+    kernels: KernelQuery = lambda _node, _fmt: None
     engine: str = ""
     # By format and node id: why the engine's kernel is not used. An empty text means that it
     # does not work at all, any other text how its results are wrong.

@@ -100,7 +100,7 @@ def _stored(
     if not isinstance(encoding, Scaled):
         return encoding
     came = _came_as(value, fmt, fmt.grid(constant=True), calibration)
-    if came is not None and _fits(came, axes):
+    if came is not None and (came.axis is None or (came.axis,) == axes):
         return came
     if calibration is Calibration.GPTQ:
         return _compensated(graph, node, index, encoding, facts)
@@ -227,11 +227,6 @@ def _came_as(value: Value, fmt: Format, grid: Grid, calibration: Calibration) ->
     if came is None or came.grid != grid or calibration is not Calibration.MINMAX:
         return None
     return replace(came, format=fmt)
-
-
-def _fits(encoding: Scaled, axes: tuple[int, ...]) -> bool:
-    """Whether the encoding has one scale, or its scales lie along ``axes``."""
-    return encoding.axis is None or (encoding.axis,) == axes
 
 
 def _range(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from finecast.graph import SCALARS, Graph, Node, Value
+from finecast.graph.worklist import Worklist
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import MOVES, OpKind, by_name
@@ -157,19 +158,12 @@ def _carrying(graph: Graph, low: Format) -> frozenset[int]:
     }
     if not sources and not brought:
         return frozenset()
-    reached = sources | brought
-    waiting = [n for i in reached for n in graph.values[i].uses]
-    while waiting:
-        node = graph.nodes[waiting.pop()]
-        if not _hands_on(node):
-            continue
-        if not any(v.id in reached for v in graph.following_inputs(node)):
-            continue
-        for value in graph.following_outputs(node):
-            if value.id not in reached:
-                reached.add(value.id)
-                waiting.extend(value.uses)
-    return frozenset(reached - sources)
+    reached = Worklist(sources | brought)
+    for value in reached:
+        for node in graph.readers(graph.values[value]):
+            if _hands_on(node) and any(v.id == value for v in graph.following_inputs(node)):
+                reached.add(v.id for v in graph.following_outputs(node))
+    return frozenset(reached.seen - sources)
 
 
 def _hands_on(node: Node) -> bool:

@@ -32,24 +32,19 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 def _compared(graph: Graph) -> dict[int, int]:
     """The comparison's id by its own id and by the ids of ops that select for it."""
-    comparisons: dict[int, int] = {}
-    for node in graph.float_nodes:
-        if node.op in _COMPARISONS:
-            comparisons[node.id] = node.id
-            _go_back(graph, node, comparisons)
-    return comparisons
-
-
-def _go_back(graph: Graph, comparison: Node, found: dict[int, int]) -> None:
-    waiting = [comparison]
-    while waiting:
-        for value in graph.following_inputs(waiting.pop()):
-            maker = graph.maker(value)
-            if maker is None or maker.format is None or maker.id in found:
-                continue
-            if by_name(maker.op).exact or maker.op in _SELECTIONS:
-                found[maker.id] = comparison.id
-                waiting.append(maker)
+    found: dict[int, int] = {}
+    for comparison in (n for n in graph.float_nodes if n.op in _COMPARISONS):
+        found[comparison.id] = comparison.id
+        waiting = [comparison]
+        while waiting:
+            for value in graph.following_inputs(waiting.pop()):
+                maker = graph.maker(value)
+                if maker is None or maker.format is None or maker.id in found:
+                    continue
+                if by_name(maker.op).exact or maker.op in _SELECTIONS:
+                    found[maker.id] = comparison.id
+                    waiting.append(maker)
+    return found
 
 
 EQUALITY = Rule(name="equality", judge=_judge)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from finecast.graph import Graph, Node, Value
+from finecast.graph.worklist import Worklist
 from finecast.ops import by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 
@@ -54,43 +55,31 @@ def _undone(graph: Graph) -> dict[int, tuple[int, int]]:
 
 def _ends(graph: Graph, exponential: Node) -> list[tuple[Node, set[int]]]:
     """Logarithms and divisions that undo ``exponential``, and the ops before each of them."""
-    carriers: dict[int, Node] = {exponential.id: exponential}
-    reached = {v.id for v in graph.following_outputs(exponential)}
-    ends: dict[int, Node] = {}
-    waiting = list(graph.following_outputs(exponential))
-    while waiting:
-        for reader in graph.readers(waiting.pop()):
+    carriers, ends = {exponential.id}, dict[int, Node]()
+    reached = Worklist(v.id for v in graph.following_outputs(exponential))
+    for value in reached:
+        for reader in graph.readers(graph.values[value]):
             if reader.op in _LOGARITHMS or reader.op == "div":
                 ends[reader.id] = reader
-            elif reader.id not in carriers and _carries(reader):
-                carriers[reader.id] = reader
-                results = list(graph.following_outputs(reader))
-                reached.update(v.id for v in results)
-                waiting += results
-    undoing = (end for end in ends.values() if _undoes(end, reached))
+            elif reader.op in _CARRIERS or by_name(reader.op).exact:
+                carriers.add(reader.id)
+                reached.add(v.id for v in graph.following_outputs(reader))
+    # A division undoes it where both operands were reached.
+    undoing = (
+        end
+        for end in ends.values()
+        if end.op in _LOGARITHMS or reached.seen.issuperset((*end.inputs, None)[:2])
+    )
     return [(end, _before(graph, end, carriers)) for end in undoing]
 
 
-def _carries(node: Node) -> bool:
-    return node.op in _CARRIERS or by_name(node.op).exact
-
-
-def _undoes(end: Node, reached: set[int]) -> bool:
-    """Whether ``end`` is a logarithm, or divides one value that was reached by another."""
-    return end.op in _LOGARITHMS or all(i in reached for i in (*end.inputs, None)[:2])
-
-
-def _before(graph: Graph, end: Node, carriers: dict[int, Node]) -> set[int]:
+def _before(graph: Graph, end: Node, carriers: set[int]) -> set[int]:
     """Those of ``carriers`` from which a value reaches ``end``."""
-    node_ids, waiting = set[int](), [end]
-    while waiting:
-        makers = map(graph.maker, graph.following_inputs(waiting.pop()))
-        new = [
-            m for m in makers if m is not None and m.id in carriers and m.id not in node_ids
-        ]
-        node_ids.update(m.id for m in new)
-        waiting += new
-    return node_ids
+    nodes = Worklist([end.id])
+    for number in nodes:
+        makers = {v.producer for v in graph.following_inputs(graph.nodes[number])}
+        nodes.add(makers & carriers)
+    return nodes.seen & carriers
 
 
 def _at_most_zero(graph: Graph, exponential: Node) -> bool:

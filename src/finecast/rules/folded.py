@@ -11,6 +11,7 @@ import re
 from typing import Final
 
 from finecast.graph import Graph, Node, Value
+from finecast.graph.worklist import Worklist
 from finecast.ops import by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 
@@ -50,38 +51,26 @@ def stored_bits(graph: Graph, value: Value) -> int | None:
     Tools that compress weights store integers of 8 or fewer bits, which a few ops of the model
     scale. Integers of more bits are sizes and positions.
     """
-    settled_values, waiting, seen = graph.once(settled), [value], {value.id}
-    widths: set[int] = set()
-    while waiting:
-        source = waiting.pop()
-        if source.id not in settled_values:
+    settled_values, sources, widths = graph.once(settled), Worklist([value.id]), set[int]()
+    for source in sources:
+        if source not in settled_values:
             continue
-        if (width := _INTEGER.fullmatch(source.dtype)) is not None:
+        if (width := _INTEGER.fullmatch(graph.values[source].dtype)) is not None:
             widths.add(int(width[1]))
         maker = graph.maker(source)
-        reads = (
-            () if maker is None else (graph.values[i] for i in maker.inputs if i is not None)
-        )
-        new = [v for v in reads if v.id not in seen]
-        seen.update(v.id for v in new)
-        waiting += new
+        sources.add(() if maker is None else maker.inputs)
     return min((bits for bits in widths if bits <= _MOST_BITS), default=None)
 
 
 def may_be_zeros(graph: Graph, value: Value) -> bool:
     """Whether a settled value may hold zeros alone: a move of a constant has its numbers."""
-    waiting, seen = [value], {value.id}
-    while waiting:
-        source = waiting.pop()
-        if source.constant is not None:
-            if source.constant.largest > 0:
-                return False
-            continue
-        maker = graph.maker(source)
-        if maker is not None and by_name(maker.op).exact:
-            sources = [v for v in graph.following_inputs(maker) if v.id not in seen]
-            seen.update(v.id for v in sources)
-            waiting += sources
+    sources = Worklist([value.id])
+    for source in sources:
+        constant, maker = graph.values[source].constant, graph.maker(source)
+        if constant is not None and constant.largest > 0:
+            return False
+        if constant is None and maker is not None and by_name(maker.op).exact:
+            sources.add(v.id for v in graph.following_inputs(maker))
     return True
 
 

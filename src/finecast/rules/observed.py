@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from finecast.graph import PHI, SCALARS, Graph, Node, Value
+from finecast.graph.worklist import Worklist
 from finecast.numbers.formats import Format
 from finecast.numbers.rounding import overflow_limit
 from finecast.ops import MOVES, by_name
@@ -38,17 +39,14 @@ def range_limit(fmt: Format) -> float:
 
 def divided_by(graph: Graph, value: Value) -> Node | None:
     """An op that divides by ``value``, or by a value that is only moved from it; else None."""
-    waiting, seen = [value], {value.id}
-    while waiting:
-        at = waiting.pop()
-        for node in graph.readers(at):
+    moved = Worklist([value.id])
+    for at in moved:
+        for node in graph.readers(graph.values[at]):
             port = DIVISORS.get(node.op)
-            if port is not None and port < len(node.inputs) and node.inputs[port] == at.id:
+            if port is not None and port < len(node.inputs) and node.inputs[port] == at:
                 return node
-            if by_name(node.op).exact and at in graph.following_inputs(node):
-                moved = [v for v in graph.following_outputs(node) if v.id not in seen]
-                seen.update(v.id for v in moved)
-                waiting += moved
+            if by_name(node.op).exact and graph.values[at] in graph.following_inputs(node):
+                moved.add(v.id for v in graph.following_outputs(node))
     return None
 
 
@@ -103,17 +101,13 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 def _unseen_source(graph: Graph, value: Value, facts: Facts) -> Node | None:
     """An op of a body that no sample runs, whose result a branch or loop gives as a value."""
-    waiting, met = [value], set[int]()
-    while waiting:
-        source = origin(graph, waiting.pop())
-        if source.id in met:
-            continue
-        met.add(source.id)
+    sources = Worklist([origin(graph, value).id])
+    for source in sources:
         maker = graph.maker(source)
-        if maker is not None and source.id in facts and not facts[source.id].count:
+        if maker is not None and source in facts and not facts[source].count:
             return maker
         if maker is not None and maker.op == PHI:
-            waiting += graph.following_inputs(maker)
+            sources.add(origin(graph, v).id for v in graph.following_inputs(maker))
     return None
 
 

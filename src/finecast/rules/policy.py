@@ -178,17 +178,15 @@ class Policy:
     ).field(False)
     by_hint: bool = Option(
         help="Write OpenVINO IR for its precision hint instead of casts: ops that keep fp32"
-        " are"
-        " marked, the hint takes the others. tune tries both ways.",
+        " are marked, the hint takes the others. tune tries both ways.",
         kind=bool,
     ).field(False)
     open_formats: bool = False
     calibration: Calibration = Option(
         help="How int8 ranges are calibrated: minmax (default) covers all of --data,"
-        " percentile"
-        " 99.99% of it, mse has the least squared error. Of 4-bit weights mse chooses the"
-        " range"
-        " of each group, and gptq the integers with the least error of products on --data.",
+        " percentile 99.99% of it, mse has the least squared error. Of 4-bit weights mse"
+        " chooses the range of each group, and gptq the integers with the least error of"
+        " products on --data.",
         metavar="HOW",
         convert=_calibration,
     ).field(Calibration.MINMAX)

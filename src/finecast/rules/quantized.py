@@ -150,8 +150,10 @@ def _fused(graph: Graph, found: dict[int, _From]) -> frozenset[int]:
     """Ids of products of dequantized tensors, and of ops in front of a new quantization."""
     candidates: set[int] = set()
     products: set[int] = set()
+    fixed = graph.once(computed_from_constants)
     for node in graph.nodes:
-        data = [i for i in _data(graph, node) if i in found or not _is_fixed(graph, i)]
+        read = _data(graph, node)
+        data = [i for i in read if i in found or graph.values[i].producer not in fixed]
         info = by_name(node.op)
         if _quantizes(node) or not data:
             continue
@@ -177,11 +179,6 @@ def _leads_to(graph: Graph, node: Node, kept: set[int]) -> bool:
     readers = {n for i in node.outputs if i is not None for n in graph.values[i].uses}
     kinds = (_quantizes(graph.nodes[n]) or n in kept for n in readers)
     return bool(readers) and all(kinds)
-
-
-def _is_fixed(graph: Graph, value: int) -> bool:
-    """Whether a value is computed from constants alone."""
-    return graph.values[value].producer in graph.once(computed_from_constants)
 
 
 def _data(graph: Graph, node: Node) -> list[int]:

@@ -13,7 +13,6 @@ def _judge_stated(node: Node, context: Context) -> Ruling | None:
 
     PyTorch's modules do so by ``torch.autocast(enabled=False)`` around them.
     """
-    del context
     if STATED not in node.attributes:
         return None
     return Ruling(permits=KEEP, text="the model turns autocast off around it")

@@ -10,6 +10,7 @@ from finecast.graph import Dim, Graph, Node, Value
 from finecast.ops import OpKind, Tier, by_name
 from finecast.rules.base import KEEP, Context, Rule, Ruling
 from finecast.rules.constants import DIVISORS, scalars
+from finecast.rules.facts import Facts
 from finecast.rules.policy import Scope
 
 
@@ -56,7 +57,7 @@ def _pools_positions(node: Node, context: Context) -> bool:
     read, result = graph.read(node, 0), node.outputs[0]
     if node.op != "reduce_mean" or read is None or result is None:
         return False
-    rank, axes = len(_shape(read, context) or ()), _axes(node, context, ())
+    rank, axes = len(_shape(read, context.facts) or ()), _axes(node, context, ())
     positions = sorted(axis % rank for axis in axes) if rank else []
     if rank < 3 or positions not in ([*range(2, rank)], [*range(1, rank - 1)]):
         return False
@@ -93,7 +94,10 @@ def _judge_depth(node: Node, context: Context) -> Ruling | None:
         return None
     if _pools_positions(node, context):
         return None
-    depth = max(_depth(node, context), _normalized(node, context))
+    source, result = (
+        elements(context.graph, p[0], context.facts) for p in (node.inputs, node.outputs)
+    )
+    depth = max(source // result if result else 0, _normalized(node, context))
     bound = depth * context.low.unit_roundoff
     if bound < 1:
         return None
@@ -104,32 +108,26 @@ def _judge_depth(node: Node, context: Context) -> Ruling | None:
     )
 
 
-def _depth(node: Node, context: Context) -> int:
-    """Number of elements in each sum, from observed or declared shapes; 0 if unknown."""
-    sizes: list[int] = []
-    for index in (node.inputs[0], node.outputs[0]):
-        if index is None:
-            return 0
-        shape = _shape(context.graph.values[index], context)
-        if shape is None or not all(isinstance(d, int) for d in shape):
-            return 0
-        sizes.append(math.prod(d for d in shape if isinstance(d, int)))
-    return sizes[0] // max(sizes[1], 1)
+def elements(graph: Graph, index: int | None, facts: Facts) -> int:
+    """Elements of a value by its observed shape, else its declared one; 0 if unknown."""
+    shape = None if index is None else _shape(graph.values[index], facts)
+    if shape is None or not all(isinstance(d, int) for d in shape):
+        return 0
+    return math.prod(d for d in shape if isinstance(d, int))
 
 
 def _normalized(node: Node, context: Context) -> int:
     """Number of elements that each number of a norm's result depends on; 0 for other ops."""
     of, read = _POWER_SUMS.get(node.op, ()), context.graph.read(node, 0)
-    shape = (None if read is None else _shape(read, context)) or ()
+    shape = (None if read is None else _shape(read, context.facts)) or ()
     axes = _axes(node, context, of)
     sizes = [shape[a] for a in axes if of and -len(shape) <= a < len(shape)]
     return math.prod(s for s in sizes if isinstance(s, int)) if sizes else 0
 
 
-def _shape(value: Value, context: Context) -> tuple[Dim, ...] | None:
+def _shape(value: Value, facts: Facts) -> tuple[Dim, ...] | None:
     """The observed shape of ``value``, or the declared one."""
-    facts = context.facts.get(value.id)
-    return facts.shape if facts else value.shape
+    return facts[value.id].shape if value.id in facts else value.shape
 
 
 def _axes(node: Node, context: Context, default: tuple[int, ...]) -> tuple[int, ...]:

@@ -107,7 +107,6 @@ def fastest_within(problem: LabelProblem, error: float, known: Labelling) -> Lab
 
 
 def _size(problem: LabelProblem) -> int:
-    """How many variables the program has."""
     parts = (problem, *((problem.limit.sizes,) if problem.limit else ()))
     casts = sum(int(np.count_nonzero((part.cast > 0).any(axis=0))) for part in parts)
     rounded = sum(len(r.error) for r in problem.roundings)

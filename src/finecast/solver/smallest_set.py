@@ -53,10 +53,8 @@ class _Tests:
 def smallest_set(order: Sequence[int], test: Test, *, most: int) -> Smallest:
     """A set of members that passes, and of which every member is needed.
 
-    Args:
-        order: All members, the most suspicious first. The test is taken to pass on all.
-        test: The test.
-        most: The most tests.
+    ``order`` are all members, the most suspicious first. The test is taken to pass on all, and
+    is made ``most`` times at the most.
     """
     tests, suspects = _Tests(test, most), list(order)
     try:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -349,7 +348,6 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
 
     def fallen_apart(self, plan: Plan, engine: str | None) -> Sequence[FallenApart]:
         """None: PyTorch reports no kernels, so nothing is compiled to compare them."""
-        del plan, engine
         return ()
 
     def program(self, emulation: Emulation) -> Program:
@@ -438,7 +436,6 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
         return frontend.prepare(self.file, policy)
 
     def _apply(self, plan: Plan, prepared: PreparedModel | None) -> TorchApplied:
-        del prepared
         captured = self.file.captured(plan.policy, plan.adjustments)
         done = frontend.applied(captured, plan, self.name)
         if done.edits or not plan.decisions:
@@ -520,8 +517,12 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
             self.reference().run(given)
         except EngineError as error:
             return replace(verified, note=f"the program does not run at {at}: {error.what}")
-        with _at_sizes(at):
+        try:
             there = verify(self, built, written, replace(on, feeds=larger))
+        except WrongNumbersError as error:
+            raise WrongNumbersError(
+                f"at {at} {error.what}", where=error.where, fix=error.fix
+            ) from error
         before, after = verified.relative_error or 0.0, there.relative_error or 0.0
         if after >= LIMIT > before:
             raise WrongNumbersError(
@@ -530,17 +531,6 @@ class TorchModel(EngineModel[TorchFile, TorchPrepared]):
             )
         worst = max(verified, there, key=lambda v: v.relative_error or 0.0)
         return replace(worst, sizes=sizes, warnings=verified.warnings)
-
-
-@contextmanager
-def _at_sizes(at: str) -> Generator[None]:
-    """Put the sizes before the message of a WrongNumbersError inside."""
-    try:
-        yield
-    except WrongNumbersError as error:
-        raise WrongNumbersError(
-            f"at {at} {error.what}", where=error.where, fix=error.fix
-        ) from error
 
 
 def state_bytes(module: torch.nn.Module) -> int:

@@ -370,11 +370,7 @@ def autocast_formats(
     fp32, such as a residual or a parameter. An op that only moves numbers is low if all its
     readers are, for that rounds the same numbers.
 
-    Args:
-        graph: The graph.
-        permissions: What the rules permit each op.
-        formats: The low formats, the most wanted first.
-        further: Gives ops that are low all the same, from the formats of all others.
+    Ops that ``further`` gives, by the formats of all others, are low all the same.
     """
     asked = lowest(graph, permissions, *formats)
     stored: dict[int, Format] = {}

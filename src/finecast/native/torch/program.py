@@ -14,7 +14,7 @@ from finecast.engines.emulator.session import EmulatorSession, plan_session
 from finecast.engines.exact import Exact
 from finecast.errors import ModelError
 from finecast.frontends.prepared import PreparedModel
-from finecast.frontends.torch import CASTS, CODES, Captured, TorchPrepared
+from finecast.frontends.torch import CASTS, CODES, TorchPrepared
 from finecast.frontends.torch.capture import port_names, shared_copy
 from finecast.frontends.torch.expand import ACCUMULATIONS, ATTENTION, STEP_OF, expand_ops
 from finecast.frontends.torch.reader import hinted_shapes, read
@@ -59,7 +59,7 @@ class TorchProgram(NativeProgram):
         Raises:
             ModelError: If the program has control flow, whose bodies are not emulated.
         """
-        captured = self._captured
+        captured = self.source.file.captured(Policy().label, self.adjustments)
         module = shared_copy(captured.module)
         _check_no_bodies(module)
         with torch.no_grad():
@@ -82,10 +82,6 @@ class TorchProgram(NativeProgram):
         low = replace(graph, nodes=tuple(nodes))
         emulated = replace(captured, module=module, graph=low, binding=binding)
         self.prepared = TorchPrepared(graph=low, source=emulated)
-
-    @property
-    def _captured(self) -> Captured:
-        return self.source.file.captured(Policy().label, self.adjustments)
 
     def formats(self, plan: Plan) -> dict[int, Format]:
         """The plan's formats by node id; each step of an op has the op's format."""
@@ -163,7 +159,6 @@ class TorchOnDevice(OnDevice):
 
     def times(self, exact: Exact, *, of_time: bool) -> Times:
         """Times by the roofline, each op by itself; shapes that were not seen are stated."""
-        del exact, of_time
         seen = {i: f.shape for i, f in self.facts.items()}
         shapes = hinted_shapes(self.prepared.captured.binding) | seen
         cost = RooflineCost(target=self.subject.emulation.target, shapes=shapes)

@@ -199,7 +199,6 @@ class TorchSubject(EngineSubject):
 
     @property
     def _module(self) -> torch.nn.Module:
-        """The module in fp32."""
         return cast("ModuleSession", self.reference).module
 
     def check_formats(self, policy: Policy) -> None:
@@ -337,7 +336,6 @@ class TorchExamined(EngineExamined):
 
     def times(self, exact: Exact, *, of_time: bool) -> Times:
         """Times by single kernels."""
-        del exact, of_time
         self.progress("profile", 0, 1)
         return compiled_times(self.planner, self.prepared)
 
