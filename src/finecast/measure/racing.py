@@ -47,8 +47,8 @@ ANCHOR = "fp32"
 """The name of the callable that is in every round."""
 WAITING_COUNTS = "milliseconds include the waiting"
 """What is said where calls waited for other processes."""
-# Half the interval of a speed, in standard errors.
-_INTERVAL = 2.7
+INTERVAL = 2.7
+"""Half the interval of a speed, in standard errors."""
 # Share of the ratios that are left out at either end: the middle half stays.
 _TRIMMED = 0.25
 # Rounds between two checks of which orders are settled.
@@ -398,7 +398,7 @@ def _typical(ratios: NDArray[np.float64]) -> Interval:
     middle, reach = float(logs[cut : count - cut].mean()), 0.0
     if count > 1:
         winsorised = logs.clip(logs[cut], logs[count - 1 - cut])
-        reach = _INTERVAL * float(winsorised.std(ddof=1)) * count**0.5 / (count - 2 * cut)
+        reach = INTERVAL * float(winsorised.std(ddof=1)) * count**0.5 / (count - 2 * cut)
     low, median, high = (about * np.exp([middle - reach, middle, middle + reach])).tolist()
     return Interval(low=low, median=median, high=high)
 

@@ -167,7 +167,7 @@ class Goal:
         criterion: The accuracy to keep.
         objective: What the search minimises.
         preset: What the search may cost, where single fields do not say it: ``fast`` ends with
-            the first plan that keeps the accuracy; ``balanced`` goes on while a gain of 0.4%
+            the first plan that keeps the accuracy; ``balanced`` goes on while a gain of 0.5%
             is expected, for three evaluations; ``exact`` for twenty, whatever the gain.
         min_speedup: How many times as fast as fp32 a plan has to be; with another objective,
             how many times as good. Where fp32 exceeds a bound on size, the default asks for
@@ -196,7 +196,7 @@ class Goal:
     ).field(Objective.LATENCY)
     preset: Preset = Option(
         help="How long to search: fast stops at the first plan within the limit; balanced"
-        " evaluates up to 3 plans on all data, as long as another 0.4% of speed is expected;"
+        " evaluates up to 3 plans on all data, as long as another 0.5% of speed is expected;"
         " exact up to 20, for any gain. If none passes, balanced evaluates 5. --max-trials and"
         " --timeout set other limits.",
         metavar="fast|balanced|exact",

@@ -20,8 +20,10 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from finecast.data.metrics import Score
+from finecast.measure.racing import INTERVAL
 from finecast.measure.timing import now_s
 from finecast.naming import number_of
+from finecast.numbers.thresholds import MODELLED_GAIN
 from finecast.planning.problem import Analysis, Proposal
 from finecast.planning.proposing import near, near_alone, sharpened, stated
 from finecast.progress import Detail
@@ -30,19 +32,16 @@ from finecast.tuning.findings import SearchStep
 from finecast.tuning.models import PlanModels
 from finecast.tuning.search import Candidate, undecided
 
-# The expected logarithm of a ratio of costs for which a plan is measured: .4% of a call.
-_WORTH: Final = 0.004
-# Evaluations that are enough where one plan passed, and where none did. After these a plan has
-# to be worth 5%, and after two more the search ends.
-_TRIALS: Final = 3
+# The expected logarithm of a ratio of costs for which a plan is measured: a gain that counts.
+_WORTH: Final = math.log(MODELLED_GAIN)
+TRIALS: Final = 3
+"""Evaluations that are enough where one plan passed. After these a plan has to be worth 5%;
+after as many more as are made where none passed, the search ends."""
 _TRIALS_WITHOUT: Final = 5
-_MORE_TRIALS: Final = 2
 _MUCH_WORTH: Final = 0.05
 # Chances to pass of the plans that are proposed after each evaluation.
 _CHANCES: Final = (0.9, 0.75, 0.5, 0.25)
 _DOES_NOT_RUN: Final = "the engine does not run it as planned"
-# Half an interval of a race in standard errors.
-_INTERVAL: Final = 2.7
 
 
 @dataclass(slots=True, kw_only=True)
@@ -227,12 +226,12 @@ class Loop:
             return False
         if goal.first_is_enough and self.best is not None:
             return False
-        return goal.goes_on or self._trials_left > -_MORE_TRIALS
+        return goal.goes_on or self._trials_left > TRIALS - _TRIALS_WITHOUT
 
     @property
     def _trials_left(self) -> int:
         """How many evaluations are left until enough plans were tried; below 0: too many."""
-        most = _TRIALS_WITHOUT if self.best is None else _TRIALS
+        most = _TRIALS_WITHOUT if self.best is None else TRIALS
         return most + self.more_trials - len(self.models.trials.tried)
 
     def _next(self) -> Proposal | None:
@@ -283,7 +282,7 @@ class Loop:
     @property
     def _hopes(self) -> bool:
         """Whether too little was tried to be sure that nothing passes."""
-        return self.best is None and len(self.models.trials.tried) < _TRIALS
+        return self.best is None and len(self.models.trials.tried) < TRIALS
 
     @property
     def _worth(self) -> float:
@@ -397,7 +396,7 @@ class Loop:
                 self._timed.add(digest)
                 self.pool[digest] = one.proposal
                 self.belief.measured(
-                    one.proposal, one.cost / fp32, one.spread / _INTERVAL + 1e-4
+                    one.proposal, one.cost / fp32, one.spread / INTERVAL + 1e-4
                 )
 
     def _propose_near(self) -> None:

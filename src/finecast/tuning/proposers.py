@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from finecast.native.subject import Built, Subject
 from finecast.planning.plan import Plan
@@ -13,15 +12,9 @@ from finecast.planning.problem import Proposal
 from finecast.planning.proposing import between, lowered_by_one, near, raised_by_one
 from finecast.tuning.belief import CLOSELY
 from finecast.tuning.hint import coded_over_hints, stated_by_hint
-from finecast.tuning.loop import Loop
+from finecast.tuning.loop import TRIALS, Loop
 from finecast.tuning.probing import Probing
 from finecast.tuning.search import Corrections
-
-# Adjustments are taken to leave at least this share of a plan's squared error, a tenth of the
-# error itself.
-_LEAST_LEFT: Final = 0.01
-SEARCHES: Final = 3
-"""Searches by probes, each of which ends in a trial that tells better what is allowed."""
 
 
 def corrected(corrections: Corrections, loop: Loop) -> Sequence[Proposal]:
@@ -40,7 +33,8 @@ def corrected(corrections: Corrections, loop: Loop) -> Sequence[Proposal]:
         return []
     nearest = min(coded, key=lambda c: c.error)
     allowed = trials.allowed_error() or nearest.error
-    if not _any_within(loop, allowed, allowed / _LEAST_LEFT):
+    # An adjustment is taken to leave a tenth of a plan's error, of which more is not known.
+    if not _any_within(loop, allowed, allowed / CLOSELY**2):
         return []
     loop.models.progress("adjusting", 0, 1)
     gain = corrections.gain(nearest.plan)
@@ -152,9 +146,9 @@ class Probed:
         tried = [c for c in loop.models.candidates if c.plan.digest in trials.tried]
         known = {c.plan.digest: (c.plan, error(c.plan)) for c in tried}
         allowed = trials.allowed_error({digest: e for digest, (_, e) in known.items()})
-        if not allowed or self.searches == SEARCHES:
+        if not allowed or self.searches == TRIALS:
             return []
-        loop.models.progress("probing plans", self.searches, SEARCHES)
+        loop.models.progress("probing plans", self.searches, TRIALS)
         better = self.probing.fastest(allowed, known.values(), loop.limit)
         if better is None:
             return []

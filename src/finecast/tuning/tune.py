@@ -41,11 +41,10 @@ from finecast.tuning.findings import SearchStep, findings
 from finecast.tuning.goal import ANY_SPEEDUP, MIN_SPEEDUP, Budget, Goal
 from finecast.tuning.hint import hinted_proposals
 from finecast.tuning.kv_cache import kv_caches, with_kv_caches
-from finecast.tuning.loop import Loop, Proposer
+from finecast.tuning.loop import TRIALS, Loop, Proposer
 from finecast.tuning.measuring import Afresh, Measurements, Measuring
 from finecast.tuning.models import PlanModels
 from finecast.tuning.proposers import (
-    SEARCHES,
     Probed,
     corrected,
     more_steps,
@@ -442,7 +441,7 @@ class _Tuning:
             start=self.started if self.started and self.started.plan.lowers else None,
             sharpen=self._sharpened if self.is_prior else None,
             guesses=self.guesses,
-            more_trials=SEARCHES if subject.target else 0,
+            more_trials=TRIALS if subject.target else 0,
             journal=self.journal,
         )
         models.exact_s = belief.fp32
