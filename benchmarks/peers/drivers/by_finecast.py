@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.peers.drivers import Job, main
 from finecast import api
 from finecast.engines.numerics import HINTS, openvino_settings
@@ -30,14 +28,8 @@ def produce(job: Job) -> Path:
     def evaluate(run: Any) -> float:
         return task.score(lambda feed: list(run(feed).values()), "search")
 
-    judged: dict[str, Any] = {"evaluate": evaluate}
-    if task.metric == "top1":  # finecast has it, and then knows what new data may lose
-        feeds_of = task.feeds("search")
-        samples = {n: np.concatenate([f[n] for f in feeds_of]) for n in feeds_of[0]}
-        labels = task.truth("search")["_truth"].ravel()
-        judged = {"data": {**samples, "labels": labels}, "metric": "top1"}
     found = api.tune(
-        task.model, output, **judged, calib=lambda: feeds, engine="openvino",
+        task.model, output, evaluate=evaluate, calib=lambda: feeds, engine="openvino",
         criterion="absolute", tolerance=task.tolerance, timing_cache=False, progress=False,
         force=True,
     )  # fmt: skip
@@ -50,8 +42,6 @@ def produce(job: Job) -> Path:
         "settings": openvino_settings(_hint(found.plan), counts),
         "phases_s": {name: round(s, 1) for name, s in found.phases.items()},
     }
-    if found.elsewhere is not None:
-        job.notes["expected_loss"] = [found.elsewhere.loss, found.elsewhere.deviation]
     if found.improved:
         return output
     kept = job.output.with_suffix(".onnx")
