@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 import numpy as np
@@ -116,16 +115,3 @@ def test_decisions_that_are_made_already_have_no_margins() -> None:
     scoring = Scoring(get_metric("top1"), [Scored(output="y")])
     scoring.update({"y": np.arange(10)}, np.arange(10), None)
     assert not scoring.result().margins
-
-
-def test_margins_of_few_samples_lie_denser_next_to_the_border() -> None:
-    """Of 120 margins the 30 smallest are a quarter: taken as even they told 13% too little."""
-    rng = np.random.default_rng(0)
-    expected: list[float] = []
-    for _ in range(400):
-        exact = rng.exponential(size=120)
-        margins = Margins.of(exact, exact + 0.05 * rng.standard_normal(120))
-        assert margins is not None
-        expected.append(float(margins.changed().mean()))
-    true = 0.05 * math.sqrt(1 / (2 * math.pi))  # of the density 1 at the border
-    assert np.mean(expected) == pytest.approx(true, rel=0.04)

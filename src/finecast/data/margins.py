@@ -10,7 +10,6 @@ regression of being right on the margin of all samples tells it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -89,20 +88,13 @@ class Margins:
         return replace(self, moves=scale * self.moves)
 
     def changed(self) -> Floats:
-        """The chance that each decision changes.
-
-        Sizes lie denser next to 0 than farther away. Where the even ones are a large share of
-        all, those next to 0 are taken to be as many more as in an exponential distribution.
-        """
+        """The chance that each decision changes."""
         chances: Floats = np.searchsorted(self.moves, -self.sizes, side="left") / len(
             self.moves
         )
         reach = float(self.sizes[self.even])
         if self.even and reach > 0:
-            share = self.even / len(self.sizes)
-            denser = -math.log1p(-share) / share
-            even = float(np.clip(-self.moves, 0.0, reach).mean()) / reach
-            chances[: self.even] = denser * even
+            chances[: self.even] = float(np.clip(-self.moves, 0.0, reach).mean()) / reach
         return chances
 
     def loss(self, counted: float) -> tuple[float, float]:
