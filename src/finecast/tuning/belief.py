@@ -169,7 +169,8 @@ class Belief:
         exact = labels_of(planner, analysis, self._problem, planner.highest())
         # Where all ops are in branches or loops, no kernel with a time is known.
         self.fp32 = max(evaluate(self._problem, exact).time_s, LEAST_COST)
-        self._unit_errors = unit_errors(analysis)
+        rounded = [r.units + r.by_unit for r in analysis.rounded.values()]
+        self._unit_errors = np.maximum(np.stack([np.zeros(len(exact)), *rounded], axis=1), 0.0)
 
     def predicted(self, proposal: Proposal) -> float:
         """The cost that is predicted of a plan; of one of a hint by the same plan by casts."""
@@ -296,41 +297,23 @@ class Belief:
         own = self._problem.time[units, label]
         low = np.where(label > 0, own, 0.0)
         casts = max(priced - float(own.sum()), 0.0)
-        formats = self._unit_errors.shape[1]
-        shares = by_format(label[None], low[None] / (priced or 1.0), formats)[0]
+        shares = self._by_format(label, low / (priced or 1.0))
         hinted = self.cost_off if plan.by_hint else 0.0
         casting = self.cost_off * math.sqrt(casts / (priced or 1.0))
         return np.array([*(self.cost_off * np.sqrt(shares)), casting, hinted])
 
     def _error_features(self, label: Ints, plan: Plan) -> Floats:
         """Of each unit and low format, and of a hint."""
+        own = self._unit_errors[np.arange(len(label)), label]
+        shares = self._by_format(label, own / (float(own.sum()) or 1.0))
         hinted = ROUGHLY if plan.by_hint else 0.0
-        return np.array([*error_features(self._unit_errors, label[None])[0], hinted])
+        return np.array([*(ROUGHLY * np.sqrt(shares)), hinted])
 
-
-def unit_errors(analysis: Analysis) -> Floats:
-    """float64[n, k], the predicted squared error of each unit in each format."""
-    rounded = [one.units + one.by_unit for one in analysis.rounded.values()]
-    return np.maximum(np.stack([np.zeros_like(rounded[0]), *rounded], axis=1), 0.0)
-
-
-def error_features(errors: Floats, labels: Ints) -> Floats:
-    """The features of plans' errors, float64[m, n * (k - 1)]: of each unit and low format.
-
-    Args:
-        errors: float64[n, k], those of units by ``unit_errors``.
-        labels: int[m, n], the plans.
-    """
-    own = errors[np.arange(len(errors)), labels]
-    shares = own / np.maximum(own.sum(axis=1, keepdims=True), np.finfo(float).tiny)
-    return ROUGHLY * np.sqrt(by_format(labels, shares, errors.shape[1]))
-
-
-def by_format(labels: Ints, values: Floats, formats: int) -> Floats:
-    """float64[m, n * (k - 1)]: the value of each unit of a plan at its low format."""
-    spread = np.zeros((*labels.shape, formats))
-    np.put_along_axis(spread, labels[..., None], values[..., None], axis=2)
-    return spread[..., 1:].reshape(len(labels), -1)
+    def _by_format(self, label: Ints, values: Floats) -> Floats:
+        """float64[n * (k - 1)]: each unit's value at its low format."""
+        spread = np.zeros(self._unit_errors.shape)
+        spread[np.arange(len(label)), label] = values
+        return spread[:, 1:].ravel()
 
 
 Take: TypeAlias = Callable[[Belief, Proposal], None]

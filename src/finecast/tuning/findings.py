@@ -70,6 +70,7 @@ _STEPS: Final = {
     "race": "benchmark",
     "errors of ops": "errors of single ops",
     "more plans": "more plans, as none known is worth a measurement",
+    "probes": "plans probed by runs on calibration data",
 }
 _FP32: Final = "fp32"
 _END: Final = "end"
@@ -81,7 +82,7 @@ class SearchStep:
 
     Attributes:
         what: ``fp32``, whose metric is known; ``race`` or ``evaluation`` of a plan; ``errors
-            of ops``; ``more plans`` that were proposed; or ``end``.
+            of ops``; ``more plans`` that were proposed, or by ``probes``; or ``end``.
         plan: The name of the plan that is measured; of the end, the fastest one that passed.
         instead_of: The name of a plan that was worth most and is as fast and less accurate;
             empty if that is ``plan``.

@@ -116,15 +116,15 @@ class Loop:
     def _ask_next(self) -> None:
         """Let the next proposer propose plans."""
         self._asked += 1
-        self._ask(self.proposers[self._asked - 1])
+        self._ask(self.proposers[self._asked - 1], "more plans")
 
-    def _ask(self, proposer: Proposer) -> None:
-        """Let a proposer propose plans."""
+    def _ask(self, proposer: Proposer, what: str) -> None:
+        """Let a proposer propose plans; ``what`` is the step in the journal."""
         start, known = now_s(), len(self.pool)
         self.add(proposer(self))
         if more := len(self.pool) - known:
             result = number_of(more, "plan")
-            self._note(SearchStep(what="more plans", seconds=now_s() - start, result=result))
+            self._note(SearchStep(what=what, seconds=now_s() - start, result=result))
 
     @property
     def _why_no_more(self) -> str:
@@ -315,6 +315,8 @@ class Loop:
         else:
             what, result = "race", self.race([plan])
         self._note(replace(self._why, what=what, seconds=now_s() - start, result=result))
+        if what == "evaluation" and self.probe is not None and self._may_go_on():
+            self._ask(self.probe, "probes")
 
     def _note(self, step: SearchStep) -> None:
         """Keep a step in the journal, and report it."""
@@ -383,8 +385,6 @@ class Loop:
         models.keep(*undecided(models.candidates), *kept)
         self._asked = 0
         self._propose_near()
-        if self.probe is not None and self._may_go_on():
-            self._ask(self.probe)
         return f"{metric:.6g}, {'passes' if passed else 'misses'}"
 
     def _take_costs(self) -> None:

@@ -7,7 +7,7 @@ are probed before any is evaluated on all data. Each probe says how far predicti
 the plans around it. Next is the plan of the largest expected gain: the time that it saves,
 times the probability that its error is allowed, with the logarithm of the ratio between
 measured and predicted errors as a Gaussian process over plans, by the units in which they
-differ. Shares of errors, as in ``tuning/belief.py``, find 74 of 80 best plans in place of 76:
+differ. Shares of errors, as in ``tuning/belief.py``, find 73 of 80 best plans in place of 76:
 what matters here is how errors cancel. Source: M. Schonlau,
 W. J. Welch and D. R. Jones, "Global versus local search in constrained optimization of
 computer models" (1998).

@@ -85,7 +85,7 @@ function plansSection() {
 function journalSection() {
   const steps = (found && found.journal) || [];
   if (!steps.length) return null;
-  const words = { race: "benchmark", "errors of ops": "errors of single ops", "more plans": "more plans proposed" };
+  const words = { race: "benchmark", "errors of ops": "errors of single ops", "more plans": "more plans proposed", probes: "plans probed" };
   const saving = (s) => `${percent(s.gain)}${s.gain_off >= 0.01 ? ` ± ${Math.round(100 * s.gain_off)}%` : ""}`;
   const rows = steps.filter((s) => s.what !== "end" && s.what !== "fp32").map((s) => [words[s.what] || s.what, s.plan ? s.plan + (s.instead_of ? ` (as fast as ${s.instead_of} and more accurate)` : "") : "–", s.plan && s.worth !== undefined ? digits(s.worth) : "–", s.plan ? saving(s) : "–", s.plan ? percent(s.chance) : "–", el("span", { class: "together" }, digits(s.seconds) + " s"), s.result || "–"]);
   const ends = steps.filter((s) => s.what === "end" && s.result);
