@@ -42,6 +42,16 @@ def test_error_of_no_op_alone_is_reported(left: float, told: str) -> None:
     assert first == f"shares of the squared output error: {told}"
 
 
+def test_named_shares_and_the_rest_are_at_most_the_whole() -> None:
+    """Printed with errors that cancel: "21%; 6%, 4%; the other 100% goes only if ..."."""
+    plan = confirmed(plan_of(0.75), Contributions.of(plan_of(0.75)).low[0], 1.0, math.sqrt(2))
+    first, *_ = Contributions.of(plan).lines
+    assert first.endswith(
+        "n1 (bf16) 25%, as predicted; the other 75% goes only if neighbouring ops return to"
+        " fp32 together"
+    )
+
+
 def test_an_op_of_a_small_measured_share_is_not_named_first() -> None:
     """It stood first by its predicted share: 8% before 28%, with advice to keep it in fp32."""
     plan = plan_of(0.5)

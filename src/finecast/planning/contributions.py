@@ -11,7 +11,7 @@ by its product, where it has one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -45,18 +45,22 @@ _LEAST_PART: Final = 0.01
 than this part of the time of all kernels."""
 
 
-def shared_rest(alone: float) -> str:
-    """That most of the error is of no op alone; empty unless ``alone``, all shares, is small.
+def shared_rest(shares: Iterable[float]) -> str:
+    """The part of the error that no single op causes; empty unless it is the larger part.
 
     A value stays rounded while the op that makes it or an op that reads it is in reduced
     precision: engines that plan each op by itself, as PyTorch's, have such values.
+
+    Law: the shares that are named and this part are at most 100% together. A negative share is
+    of an op whose error cancels that of others, and takes nothing from what is named.
+
+    Args:
+        shares: Those of all groups in reduced precision.
     """
+    alone = sum(share for share in shares if share > 0)
     if alone >= _MOST_ALONE:
         return ""
-    return (
-        f"the other {1 - max(alone, 0.0):.0%} goes only if neighbouring ops return to fp32"
-        " together"
-    )
+    return f"the other {1 - alone:.0%} goes only if neighbouring ops return to fp32 together"
 
 
 def error_share(own: str, errors: Mapping[str, float]) -> float:
@@ -205,12 +209,12 @@ class Contributions:
             first: as measured, where that was done.
         kept: Groups in fp32 that would be faster in a lower format, those that would save the
             most time first.
-        alone: The sum of the shares of all groups in reduced precision.
+        shares: The shares of all groups in reduced precision.
     """
 
     low: tuple[PrecisionGroup, ...] = field(default=())
     kept: tuple[PrecisionGroup, ...] = field(default=())
-    alone: float = 1.0
+    shares: tuple[float, ...] = field(default=())
 
     @classmethod
     def of(cls, plan: Plan) -> Contributions:
@@ -226,7 +230,7 @@ class Contributions:
         return cls(
             low=_most([(g, g.known_share) for g in groups if g.is_low]),
             kept=_most(kept),
-            alone=sum(one.known_share for one in groups if one.is_low),
+            shares=tuple(one.known_share for one in groups if one.is_low),
         )
 
     @property
@@ -234,7 +238,7 @@ class Contributions:
         """A line on the ops in reduced precision, one on those in fp32; none if unknown."""
         lines: list[str] = []
         if self.low:
-            told = filter(None, (self._shares, shared_rest(self.alone)))
+            told = filter(None, (self._shares, shared_rest(self.shares)))
             lines.append(f"{SHARES_OF}: {'; '.join(told)}")
         if self.kept:
             named = ", ".join(one.gain_text for one in self.kept)

@@ -189,12 +189,11 @@ def _costs(content: Mapping[str, Any], limiting: Sequence[Mapping[str, Any]]) ->
         shares += [f"{how} {enumerated(named)}"] if named else []
     if not shares:
         return _heading(content, limiting)
-    alone = sum(
-        unit["share"] if unit["measured_share"] is None else unit["measured_share"]
-        for unit in content["units"]
-        if unit["type"] != _FP32
+    low = [unit for unit in content["units"] if unit["type"] != _FP32]
+    rest = shared_rest(
+        one["share"] if one["measured_share"] is None else one["measured_share"] for one in low
     )
-    shares += filter(None, [shared_rest(alone)])
+    shares += [rest] if rest else []
     return f"Where its squared output error comes from: {'; '.join(shares)}."
 
 
