@@ -152,6 +152,13 @@ def test_what_no_plugin_has_is_no_attribute() -> None:
         __import__("finecast.nothing")
 
 
+def test_a_name_that_a_plugin_s_package_lacks_is_an_error_with_those_it_has() -> None:
+    """``finecast.compat.raf.CustomTypeHint``: that there is no such name was all it said."""
+    attribute = plugin.lazily(dict.fromkeys(["check", "PrimType"], "finecast_toy.rules"))
+    with pytest.raises(AttributeError, match="TypeHint': the names are PrimType, check"):
+        attribute("CustomTypeHint")
+
+
 def test_a_plugin_with_a_name_that_is_there_is_not_loaded() -> None:
     greeting = plugin.Verb("inspect", "Say hello.", "finecast_toy.greet")
     other = plugin.Plugin(name="other", summary="", verbs=(greeting,))

@@ -89,7 +89,8 @@ def lazily(names: Mapping[str, str]) -> Callable[[str], Any]:
 
     def attribute(name: str) -> Any:
         if name not in names:
-            raise AttributeError(f"there is no public name {name!r}")
+            known = ", ".join(sorted(names))
+            raise AttributeError(f"there is no public name {name!r}: the names are {known}")
         reference = names[name]
         return load(reference if ":" in reference else f"{reference}:{name}")
 
@@ -138,9 +139,12 @@ class Verb:
     """A verb of the command line.
 
     ``finecast.load(model).read_graph()`` is a model's graph (``finecast.graph``), for which
-    the model is not run; ``finecast.inspect`` counts its ops, and runs it. Raise a
-    ``finecast.errors.UsageError`` or ``ModelError`` for what users can mend: the command line
-    prints it as one line. Any other exception is a fault, with a traceback and exit code 70.
+    the model is not run; ``finecast.inspect`` counts its ops, and runs it. The graph has
+    ``nodes`` and ``values``: a weight is a value whose ``constant`` is not None, as in
+    ``sum(v.constant.size for v in graph.values if v.constant and v.dtype == "fp32")``. Raise
+    ``UsageError(WHAT, where=..., fix=...)`` or ``ModelError``, both of ``finecast.errors``,
+    for what users can mend: the command line prints it as one line. Any other exception is a
+    fault, with a traceback and exit code 70.
 
     Attributes:
         name: What users type after ``finecast``.
@@ -174,18 +178,22 @@ class EngineEntry:
                 return ToySession(model)
 
         class ToySession(Session):
-            def __init__(self, model):  # a path, or bytes
+            def __init__(self, model):  # a pathlib.Path, or the bytes of an ONNX file
                 source = read_source(model)
                 self.inputs, self.outputs = source.inputs, source.outputs
 
             def run(self, feeds):  # arrays by name; those of bf16 and fp8 are ml_dtypes'
                 arrays = ordered_feeds(feeds, self.inputs)  # names, types, shapes are right
                 ...
+                return {"logits": array}  # all outputs by name, in the model's order
 
-    All names are ``finecast.engines``'s. ``load`` and ``run`` are enough for ``convert`` and
-    ``profile``. ``tune`` predicts by the times of kernels: where ``Session.profile`` gives
-    none it tries the lowest plans alone. Formats on codes (int8, weights of 8 or 4 bits) need
-    rows of the core (``engines/integers.py``, ``engines/usage.py``).
+    All names are ``finecast.engines``'s. ``load`` and ``run`` raise a
+    ``finecast.errors.EngineError`` for a model that the library cannot run, whatever the
+    library itself raises: another engine is then tried. Any other exception ends the command.
+    ``load`` and ``run`` are enough for ``convert`` and ``profile``. ``tune`` predicts by the
+    times of kernels: where ``Session.profile`` gives none it tries the lowest plans alone.
+    Formats on codes (int8, weights of 8 or 4 bits) need rows of the core
+    (``engines/integers.py``, ``engines/usage.py``).
 
     Attributes:
         name: What users give to ``--engine``; ``Engine.name`` states it, too.
