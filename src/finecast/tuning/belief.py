@@ -3,7 +3,7 @@
 Predictions are sums over the parts of a plan: of the times of its kernels and casts, of the
 squared errors of its roundings. How far a sum is off is a sum over the same parts. So plans
 that have large parts in common are off alike. The logarithm of measured over predicted is a
-Gaussian process over plans: the covariance of two plans is the sum, over the parts that both
+Student-t process over plans: the covariance of two plans is the sum, over the parts that both
 have, of the geometric mean of the shares that this part has in either. Source of the gain
 that is expected under a constraint: M. Schonlau, W. J. Welch and D. R. Jones, "Global versus
 local search in constrained optimization of computer models" (1998).
