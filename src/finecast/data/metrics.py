@@ -222,9 +222,6 @@ class Score(float):
 
 # Shares of samples are equal within this.
 _ROUND_OFF: Final = 1e-9
-# Deviations of what is expected to be lost by which a plan has to stay below what may be lost.
-_CAUTION: Final = 0.5
-
 
 OF_DECISIONS: Final = ("top1", "agreement")
 """Metrics whose loss on other data the margins of decisions tell."""
@@ -244,12 +241,12 @@ class ExpectedLoss:
 
     @property
     def cautious(self) -> float:
-        """The loss that is not exceeded in seven of ten cases.
+        """The loss that is not exceeded in five of six cases.
 
         The fastest plan of several whose losses are just allowed is one of those whose losses
         are rated too low.
         """
-        return self.loss + _CAUTION * self.deviation
+        return self.loss + self.deviation
 
 
 def expected_loss(exact: float, low: float) -> ExpectedLoss | None:

@@ -3,7 +3,7 @@
 Predictions are sums over the parts of a plan: of the times of its kernels and casts, of the
 squared errors of its roundings. How far a sum is off is a sum over the same parts. So plans
 that have large parts in common are off alike. The logarithm of measured over predicted is a
-Gaussian process over plans: the covariance of two plans is the sum, over the parts that both
+Student-t process over plans: the covariance of two plans is the sum, over the parts that both
 have, of the geometric mean of the shares that this part has in either. Source of the gain
 that is expected under a constraint: M. Schonlau, W. J. Welch and D. R. Jones, "Global versus
 local search in constrained optimization of computer models" (1998).
@@ -44,10 +44,14 @@ casts, and of a loss from a measured error, from a stated error, or beyond what 
 
 @dataclass(slots=True, kw_only=True)
 class Process:
-    """A Gaussian process over the features of plans, with observations.
+    """A Student-t process over the features of plans, with observations.
 
-    Law: the covariance of two plans is the product of their features; without observations
-    the mean is 0.
+    Law: the covariance of two plans is the product of their features, times a scale that is 1
+    before anything was observed; without observations the mean is 0. The scale is that of the
+    observed values beside what was expected of them, where the features' own scale counts as
+    much as one observation. So a value that is far off makes all others less certain, too.
+    Source: A. Shah, A. G. Wilson and Z. Ghahramani, "Student-t processes as alternatives to
+    Gaussian processes" (2014).
     """
 
     _features: list[Floats] = field(init=False, default_factory=list[Floats])
@@ -70,8 +74,11 @@ class Process:
         to = seen @ features.T
         weights = np.linalg.solve(among, to)
         left = variance - (to * weights).sum(axis=0)
-        mean: Floats = np.asarray(self._values, dtype=np.float64) @ weights
-        return mean, np.sqrt(np.maximum(left, 0.0))
+        values = np.asarray(self._values, dtype=np.float64)
+        surprise = float(values @ np.linalg.solve(among, values))
+        scale = (1 + surprise) / (1 + len(values))
+        mean: Floats = values @ weights
+        return mean, np.sqrt(scale * np.maximum(left, 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
