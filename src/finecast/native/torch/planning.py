@@ -25,7 +25,7 @@ from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.costs import CompiledCost
 from finecast.engines.torch.integers import compiled_frozen, relative_error
 from finecast.engines.torch.session import Arguments, ProgramSignature
-from finecast.errors import EngineError, ModelError, UsageError
+from finecast.errors import EngineError, ModelError, UsageError, first_line
 from finecast.frontends.torch import Captured, TorchApplied, TorchPrepared, applied
 from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.native import TorchNative
@@ -168,9 +168,8 @@ def _check_runs(captured: Captured, leaves: Sequence[Any]) -> None:
         with torch.no_grad():
             Isolated(captured.module).leaves(leaves)
     except (RuntimeError, NotImplementedError) as error:
-        first = (str(error).strip().splitlines() or [""])[0]
         raise ModelError(
-            f"the module does not run on its example inputs: {first}",
+            f"the module does not run on its example inputs: {first_line(error)}",
             fix="give inputs on which the module itself runs",
         ) from error
 
@@ -497,10 +496,9 @@ def _compiled(
         # Dynamo's own error begins with the backend's name; what failed is within.
         cause = getattr(error, "inner_exception", error)
         missing = isinstance(cause, InvalidCxxCompiler)
-        lines: Sequence[Any] = str(cause).strip().splitlines() or [""]
         raise UsageError(
             "products on integers run in compiled modules, and this one cannot be compiled:"
-            f" {type(cause).__name__}: {lines[0]}",
+            f" {type(cause).__name__}: {first_line(cause)}",
             where="policy",
             fix="install a C++ compiler, or use bf16"
             if missing
