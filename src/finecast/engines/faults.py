@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from finecast.devices.faults import KnownFault, is_here, known_faults
 from finecast.graph import Graph, Node, Value
 from finecast.graph.structure import turned_axes
+from finecast.graph.worklist import Worklist
 from finecast.numbers.formats import Format
 from finecast.ops import MOVES, POINTWISE, OpKind, by_name
 from finecast.planning.products import CONVOLUTIONS, reduced_axes
@@ -205,17 +206,12 @@ def _computing(graph: Graph, value: Value, whole_block: bool = False) -> set[int
 
     Those other ops are included. With ``whole_block`` the search goes on past small products.
     """
-    node_ids, waiting = set[int](), [value]
-    while waiting:
-        producer = waiting.pop().producer
-        if producer is None or producer in node_ids:
-            continue
-        node_ids.add(producer)
-        node = graph.nodes[producer]
+    node_ids = Worklist([value.producer])
+    for node in (graph.nodes[n] for n in node_ids):
         passed = by_name(node.op).kind in _JOINS | _MOVES
         if passed or (whole_block and _is_small(graph, node)):
-            waiting.extend(_inputs(graph, node))
-    return node_ids
+            node_ids.add(v.producer for v in _inputs(graph, node))
+    return node_ids.seen
 
 
 # Finds the nodes, by id, that are computed wrongly in a low format, with the reason; an empty
