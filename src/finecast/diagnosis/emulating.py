@@ -304,7 +304,7 @@ def reasons(
         seen = facts.get(value.id)
         texts += _constant_range(value, fmt) if seen is None else _observed(value, seen, fmt)
     if by_name(node.op).accumulates and (depth := _depth(graph, node, facts)) > 1:
-        texts.append(f"sums {depth} terms")
+        texts.append(f"adds up the rounding errors of {depth} numbers")
     if not texts:
         size = f"{fmt.unit_roundoff:.2g}"
         of = f"half a step is {size} of the range" if fmt.has_scales else f"rounds to {size}"
