@@ -36,11 +36,12 @@ from finecast.engines.base import (
 )
 from finecast.engines.fallen_apart import broken_by
 from finecast.errors import EngineError, NoKernelError, UsageError, WrongNumbersError
-from finecast.files import writing
+from finecast.files import check_writable, writing
+from finecast.files.staging import staging
 from finecast.frontends.dry_run import TooLargeError
 from finecast.graph import Graph
 from finecast.native.acceptance import Case, Outputs, Pair, accept
-from finecast.native.artefact import Decisions, Verified, compare
+from finecast.native.artefact import Decisions, Destination, Verified, compare
 from finecast.native.baseline import SecondOpinion, differing, mismatch_of
 from finecast.native.hint import check_marks
 from finecast.native.inner_decisions import changed_decisions
@@ -126,8 +127,12 @@ def with_mismatch(verified: Verified, pair: Pair, ran: Compared | None) -> Verif
     if ran is None or pair.engine.emulates is not None or not pair.source.explains:
         return verified
     graph = pair.built.applied.graph
-    mismatch = mismatch_of(pair.source, pair.engine, graph, ran.feeds, ran.wanted)
-    return replace(verified, note="; ".join(filter(None, (verified.note, mismatch))))
+    return verified.noted(mismatch_of(pair.source, pair.engine, graph, ran.feeds, ran.wanted))
+
+
+def _verified_in(pair: Pair, feeds: FeedMaker) -> Verified:
+    verified, ran = run_both(pair, feeds)
+    return with_mismatch(verified, pair, ran)
 
 
 def _run_alone(pair: Pair, feeds: FeedMaker, why: str) -> Verified:
@@ -139,18 +144,18 @@ def _run_alone(pair: Pair, feeds: FeedMaker, why: str) -> Verified:
     graph = pair.built.applied.graph
     session, _ = pair.converted()
     check_marks(pair.built.plan, graph, session)
-    name, note = pair.engine.label, f"fp32 was not run: {why}"
     lengths, ranges = next(_extremes(graph, feeds, pair.built.plan))
     given = feeds.draw(session.inputs, ranges, lengths)
     outputs = session.run(feeds_for(session, given))
     check_on_integers(pair.engine, pair.built.plan, pair.built.applied, given, session)
-    told = "outputs have NaN on these inputs" if nan_outputs(outputs, "") else ""
-    return Verified(
-        engine=name,
-        note="; ".join(filter(None, (note, told))),
+    verified = Verified(
+        engine=pair.engine.label,
+        note=f"fp32 was not run: {why}",
         sizes=_sizes(session, given),
         random=not feeds.batches,
     )
+    nan = nan_outputs(outputs, "")
+    return verified.noted("outputs have NaN on these inputs" if nan else "")
 
 
 def _accept_on_one_thread(case: Case, got: Outputs) -> None:
@@ -197,7 +202,7 @@ def verify(
     built: EngineBuilt,
     written: Loadable,
     on: VerifyOn,
-    run: Callable[[Pair, FeedMaker], Verified] = lambda pair, feeds: run_both(pair, feeds)[0],
+    run: Callable[[Pair, FeedMaker], Verified] = _verified_in,
 ) -> Verified:
     """Load and run the fp32 model and ``written``, in the first engine that can.
 
@@ -223,10 +228,9 @@ def verify(
         except EngineError as error:
             failures[engine.name] = error
         else:
-            decisions, told = _decided(pair, on)
-            notes = (verified.note, told, *crashes(failures))
+            decisions, hidden = _decided(pair, on)
             verified = replace(verified, decisions=decisions)
-            return replace(verified, note="; ".join(filter(None, notes)))
+            return verified.noted(hidden, *crashes(failures))
     raise _not_verified(failures)
 
 
@@ -279,7 +283,28 @@ def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
     )
 
 
-def publish(parts: Sequence[Path], place: Path, where: str) -> None:
+@contextmanager
+def staged_model(output: Destination, name: str) -> Generator[Path]:
+    """A path in a temporary folder, whose files take their names after the block.
+
+    The path has the name of the output; ``name`` for a model in memory, which is not kept.
+    Data are there before the model that names them.
+
+    Raises:
+        UsageError: If a file may not be written.
+    """
+    place = None if output.path is None else output.path.parent
+    with staging(place) as folder:
+        staged = folder / (name if output.path is None else output.path.name)
+        yield staged
+        if place is not None:
+            parts = sorted(folder.iterdir(), key=lambda part: part == staged)
+            for part in parts:
+                check_writable(place / part.name, force=output.force)
+            _publish(parts, place, str(output.path))
+
+
+def _publish(parts: Sequence[Path], place: Path, where: str) -> None:
     """Move staged files to their place, in this order: data before the model that names it.
 
     Raises:
