@@ -29,7 +29,7 @@ def test_an_op_sums_as_many_terms_as_its_product_is_deep(
         f"node op {op} onnx::Op fp32 (%0, %1) -> (%2 y {result})\noutput %2\n"
     )
     assert reasons(graph, graph.nodes[0], Format.BF16, {}) == (
-        f"adds up {terms} numbers: their rounding errors add up",
+        f"adds up the rounding errors of {terms} numbers",
     )
 
 
@@ -49,5 +49,5 @@ def test_an_einsum_of_one_operand_sums_an_axis() -> None:
         ' {"equation": "ij->i"}\noutput %1\n'
     )
     assert reasons(graph, graph.nodes[0], Format.BF16, {}) == (
-        "adds up 64 numbers: their rounding errors add up",
+        "adds up the rounding errors of 64 numbers",
     )
