@@ -89,21 +89,21 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     del reference, second  # one large model at a time
     session, after = pair.converted()
     check_marks(plan, applied.graph, session)
-    seen = Verified(
+    loaded = Verified(
         engine=name,
         note=ran.note,
         sizes=ran.sizes,
         kernels=(len(before), len(after)) if before and after else None,
         apart=tuple(one.text for one in broken_by(plan, before, after)),
     )
-    given, wanted = ran.feeds, ran.outputs
-    if given is None:
-        return seen, None
-    got = session.run(feeds_for(session, given))
+    inputs, wanted = ran.feeds, ran.outputs
+    if inputs is None:
+        return loaded, None
+    got = session.run(feeds_for(session, inputs))
     if not emulated:
-        check_on_integers(engine, plan, applied, given, session)
+        check_on_integers(engine, plan, applied, inputs, session)
     del session
-    case = Case(pair=pair, feeds=given, random=not feeds.batches, followed=followed)
+    case = Case(pair=pair, feeds=inputs, random=not feeds.batches, followed=followed)
     warnings = (*filter(None, [doubt]), *accept(case, got, wanted))
     # Without a lowered op both models have fp32's kernels, on any number of threads.
     alone = engine.on_one_thread() if plan.lowers else None
@@ -112,14 +112,14 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     verified = compare(name, got, wanted, free_outputs(applied.graph), feeds.slices)
     verified = replace(
         verified,
-        sizes=seen.sizes,
-        kernels=seen.kernels,
-        apart=seen.apart,
+        sizes=loaded.sizes,
+        kernels=loaded.kernels,
+        apart=loaded.apart,
         random=not feeds.batches,
-        samples=sample_count([given]),
+        samples=sample_count([inputs]),
         warnings=warnings,
     )
-    return verified, Compared(feeds=given, got=got, wanted=wanted)
+    return verified, Compared(feeds=inputs, got=got, wanted=wanted)
 
 
 def with_mismatch(verified: Verified, pair: Pair, ran: Compared | None) -> Verified:
@@ -261,10 +261,12 @@ def as_given() -> Generator[None]:
 
 def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
     """The error where every engine failed to verify a conversion; ``failures`` by name."""
-    given = {n for n, error in failures.items() if isinstance(error, GivenModelError)}
-    every = given == set(failures)
-    told = dict.fromkeys(() if every else given, ", even as it was given")
-    where = "; ".join(f"{title_of(n)}{told.get(n, '')}: {e.what}" for n, e in failures.items())
+    unconverted = {n for n, error in failures.items() if isinstance(error, GivenModelError)}
+    every = unconverted == set(failures)
+    remarks = dict.fromkeys(() if every else unconverted, ", even as it was given")
+    where = "; ".join(
+        f"{title_of(n)}{remarks.get(n, '')}: {e.what}" for n, e in failures.items()
+    )
     if every:
         fix = what_loads_it(failures)
         unverified = "write the conversion unverified with --no-verify"

@@ -121,17 +121,15 @@ def judged(
                 fix="exclude these ops by a rule, and report the module",
             )
         engine = engine.without(missing)
-    told = _captured_otherwise(model, captured, feeds)
+    notes = _capture_notes(model, captured, feeds)
     if not uses_codes(policy, engine.device):
-        return planner, told
+        return planner, notes
     arguments = model.signature.unflattened(leaves)
     planner, of_codes = with_codes(captured, planner, arguments, progress)
-    return planner, (*told, *of_codes)
+    return planner, (*notes, *of_codes)
 
 
-def _captured_otherwise(
-    model: TorchModel, captured: Captured, feeds: Feeds
-) -> tuple[str, ...]:
+def _capture_notes(model: TorchModel, captured: Captured, feeds: Feeds) -> tuple[str, ...]:
     """What is said of a module that computes otherwise than what was captured of it.
 
     All errors are against the module: they count that difference, which no format makes.
@@ -155,11 +153,11 @@ def _captured_otherwise(
         return ()
     fast = any(isinstance(part, torch.nn.TransformerEncoder) for part in module.modules())
     remedy = f": {_FAST_PATH}" if fast else ""
-    told = (
+    note = (
         "the module gives other numbers than what torch.export captures of it, in fp32"
         f" (relative error {error:.2g}), and errors count that{remedy}"
     )
-    return (told,)
+    return (note,)
 
 
 def _check_runs(captured: Captured, leaves: Sequence[Any]) -> None:
