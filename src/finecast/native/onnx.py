@@ -36,8 +36,7 @@ from finecast.graph import ROUNDS, Dim, Graph, Node
 from finecast.native.acceptance import Pair, accept_fp32, nudged
 from finecast.native.artefact import Destination, Verified, compare
 from finecast.native.conversion_notes import kept_types
-from finecast.native.device import Program
-from finecast.native.emulated import NativeProgram
+from finecast.native.emulated import Program
 from finecast.native.engine_model import EngineModel
 from finecast.native.source import AS_IT_IS, EngineBuilt, VerifyOn, check_trust
 from finecast.native.subject import Built
@@ -275,7 +274,7 @@ def _run_exactly(model: Loadable, feeds: Feeds) -> Mapping[str, Array]:
 
 
 @dataclass(slots=True, kw_only=True)
-class OnnxProgram(NativeProgram):
+class OnnxProgram(Program):
     """A ``Program`` of an ONNX model; ``emulation`` tells how accumulations are computed."""
 
     source: OnnxModel  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
