@@ -224,7 +224,7 @@ class Program:
     ) -> EmulatorSession:
         """The model as the device runs it under ``setting``.
 
-        A ``switched`` session takes other settings later without being built anew.
+        A ``switched`` session takes other settings later; here it is built anew for each.
         """
         copy = self.prepared.roundable
         return EmulatorSession(copy=copy, emulation=emulation, setting=setting)
