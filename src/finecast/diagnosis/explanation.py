@@ -335,7 +335,7 @@ class Explanation(Report):
         node, decision = self.node, self.decision
         if node is None or decision is None:
             return self.verdicts
-        values = [self.graph.values[i] for i in node.inputs if i is not None]
+        values = [self.graph.values[i] for i in node.input_ids]
         decided = any(reason.rule == CALIBRATION.name for reason in decision.deciding)
         if decided or any(value.constant for value in values):
             return self.verdicts

@@ -72,7 +72,7 @@ def _is_read_twice(graph: Graph, node: Node) -> bool:
 
 def _is_merged(graph: Graph, value: Value, reader: Node) -> bool:
     """Whether the op that reads ``value`` becomes part of the scale, or may change nothing."""
-    others = [graph.values[i] for i in reader.inputs if i is not None and i != value.id]
+    others = [graph.values[i] for i in reader.input_ids if i != value.id]
     known = graph.once(settled)
     if any(v.id not in known for v in others):
         return False
@@ -189,7 +189,7 @@ def _readers(graph: Graph, product: Node) -> Iterator[tuple[Node, Node]]:
     """Elementwise ops that may read the block of ``product``, each after the node it reads."""
     node: Node | None = product
     while node is not None:
-        read = {u for i in node.outputs if i is not None for u in graph.values[i].uses}
+        read = {u for i in node.output_ids for u in graph.values[i].uses}
         users = [graph.nodes[i] for i in sorted(read)]
         joined = [u for u in users if by_name(u.op).kind in _JOINS]
         yield from ((node, user) for user in joined)
@@ -197,7 +197,7 @@ def _readers(graph: Graph, product: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _inputs(graph: Graph, node: Node) -> list[Value]:
-    values = (graph.values[i] for i in node.inputs if i is not None)
+    values = (graph.values[i] for i in node.input_ids)
     return [v for v in values if v.constant is None]
 
 

@@ -156,8 +156,7 @@ def stored_as(graph: Graph, value: int, *, wide: bool = False) -> StoredAs:
 
 def _maker(graph: Graph, value: int) -> Node | None:
     """The op that computes a value; None if that is an input of the model or of a body."""
-    producer = graph.values[value].producer
-    node = None if producer is None else graph.nodes[producer]
+    node = graph.maker(value)
     return None if node is None or node.op == PHI else node
 
 

@@ -228,9 +228,7 @@ def _structure_of(graph: Graph) -> Structure:
     for node in graph.nodes:
         if node.op == _IDENTITY and node.inputs[0] not in (None, *marks):
             sources |= dict.fromkeys(node.outputs, sources[node.inputs[0]])
-    reads = [
-        [sources[i] for i in n.inputs if i is not None and i not in marks] for n in graph.nodes
-    ]
+    reads = [[sources[i] for i in n.input_ids if i not in marks] for n in graph.nodes]
     ends = {v.id: digest(v.name) for v in graph.outputs}
     return tuple(
         OpStructure(
@@ -260,7 +258,7 @@ def _mark(constant: ConstantStats) -> str:
 
 
 def _shape(graph: Graph, node: Node) -> str:
-    shapes = (graph.values[i].shape for i in node.outputs if i is not None)
+    shapes = (graph.values[i].shape for i in node.output_ids)
     return digest(
         *(s if s is None else [n if isinstance(n, int) else None for n in s] for s in shapes)
     )

@@ -83,7 +83,7 @@ def _can_be_taken_out(graph: Graph, node: Node) -> bool:
     if node.op != "dequantize" or ROUNDS in node.attributes or node.inputs[0] is None:
         return False
     codes = graph.values[node.inputs[0]]
-    maker = None if codes.producer is None else graph.nodes[codes.producer]
+    maker = graph.maker(codes)
     return codes.constant is not None or (maker is not None and maker.op == "quantize")
 
 

@@ -126,7 +126,7 @@ class RooflineCost:
 
     def node_shapes(self, graph: Graph, node: Node) -> dict[int, Shape]:
         """Shapes of the values around ``node``, observed, declared or assumed."""
-        ids = (i for i in (*node.inputs, *node.outputs) if i is not None)
+        ids = (*node.input_ids, *node.output_ids)
         shapes = ((i, self._shape(graph.values[i])) for i in ids)
         return {i: shape for i, shape in shapes if shape is not None}
 
