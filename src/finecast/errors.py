@@ -117,6 +117,11 @@ def shortened(text: str) -> str:
     return _cut(text, _MOST_OF_A_VALUE)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or the name of its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 class FormError(ValueError):
     """Content of another form; the message names the place and shows the value in short."""
 
@@ -259,9 +264,8 @@ def not_imported(
     """The error for a library that is not installed, or is and fails as it is loaded."""
     if isinstance(error, ModuleNotFoundError):
         return EngineError(f"{name} is not installed", where=where, fix=install)
-    reason = next(iter(str(error).splitlines()), "no reason is given")
     return EngineError(
-        f"{name} is installed and cannot be imported: {reason}",
+        f"{name} is installed and cannot be imported: {first_line(error)}",
         where=where,
         fix=f"mend it, or install it anew: {install}",
     )

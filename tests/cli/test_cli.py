@@ -96,8 +96,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_lists_nothing_twice(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     """``apply`` had its plan among the options, too."""
     assert main([verb, "--help-all" if verb == "tune" else "--help"]) == ExitCode.DONE
-    rows = re.findall(r"^  (\S+) +<", capsys.readouterr().out, re.MULTILINE)
+    text = capsys.readouterr().out
+    rows = re.findall(r"^  (\S+) +<", text, re.MULTILINE)
     assert len(rows) == len(set(rows))
+    assert "{" not in text.partition("\n")[0]
 
 
 def test_the_version_is_that_of_the_package() -> None:

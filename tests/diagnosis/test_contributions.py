@@ -28,7 +28,9 @@ def test_an_op_sums_as_many_terms_as_its_product_is_deep(
         f"constant %1 w {weight} size=64 largest=0.5 smallest_nonzero=0.25\n"
         f"node op {op} onnx::Op fp32 (%0, %1) -> (%2 y {result})\noutput %2\n"
     )
-    assert reasons(graph, graph.nodes[0], Format.BF16, {}) == (f"sums {terms} terms",)
+    assert reasons(graph, graph.nodes[0], Format.BF16, {}) == (
+        f"adds up the rounding errors of {terms} numbers",
+    )
 
 
 def test_an_op_of_several_products_has_no_single_number_of_terms() -> None:
@@ -46,4 +48,6 @@ def test_an_einsum_of_one_operand_sums_an_axis() -> None:
         "node op einsum onnx::Op fp32 (%0) -> (%1 y fp32[4])"
         ' {"equation": "ij->i"}\noutput %1\n'
     )
-    assert reasons(graph, graph.nodes[0], Format.BF16, {}) == ("sums 64 terms",)
+    assert reasons(graph, graph.nodes[0], Format.BF16, {}) == (
+        "adds up the rounding errors of 64 numbers",
+    )

@@ -23,7 +23,7 @@ from finecast.graph import Graph
 from finecast.native import opening
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.census import Census
-from finecast.native.device import Program
+from finecast.native.emulated import Program
 from finecast.native.model import Judgement, OpenedModel, RunOptions
 from finecast.numbers.formats import Format
 from finecast.planning.placing import Placement, place

@@ -106,13 +106,13 @@ def test_an_addition_beside_a_product_in_blocks_takes_the_time_of_its_result(
     assert node_s(model, graph, fmt) == node_s(model, graph, same) < math.inf
 
 
-def test_symbolic_dims_count_as_told_or_as_observed() -> None:
+def test_symbolic_dims_count_as_1_or_as_observed() -> None:
     graph = graph_of("onnx::MatMul", ("batch", 1000), (1000, 1000), ("batch", 1000))
     one = RooflineCost(target=TARGET)
-    many = RooflineCost(target=TARGET, unknown_dim=1000)
     seen = RooflineCost(target=TARGET, shapes={0: (1000, 1000), 2: (1000, 1000)})
-    assert node_s(one, graph, Format.FP32) < node_s(many, graph, Format.FP32)
-    assert node_s(many, graph, Format.FP32) == node_s(seen, graph, Format.FP32)
+    single = graph_of("onnx::MatMul", (1, 1000), (1000, 1000), (1, 1000))
+    assert node_s(one, graph, Format.FP32) == node_s(one, single, Format.FP32)
+    assert node_s(one, graph, Format.FP32) < node_s(seen, graph, Format.FP32)
 
 
 def test_unknown_rank_leaves_the_overhead() -> None:
@@ -126,9 +126,9 @@ def test_cast_moves_both_formats() -> None:
     expected = 6e6 / 100e9 + 2e-6
     assert model.cast_time_s(wide, Format.FP32, Format.BF16) == pytest.approx(expected)
     assert model.cast_time_s(wide, Format.BF16, Format.FP32) == pytest.approx(expected)
-    dynamic = replace(model, unknown_dim=1000)
+    observed = replace(model, shapes={0: (1000, 1000)})
     symbolic = value(0, ("batch", 1000))
-    assert dynamic.cast_time_s(symbolic, Format.FP32, Format.BF16) == pytest.approx(expected)
+    assert observed.cast_time_s(symbolic, Format.FP32, Format.BF16) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("model", [RooflineCost(target=TARGET), MeasuredCost(times_s={})])

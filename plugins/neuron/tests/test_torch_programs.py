@@ -20,8 +20,12 @@ from finecast.devices.emulation import (  # noqa: E402
     setting_of_plan,
 )
 from finecast.devices.targets import load_target  # noqa: E402
-from finecast.engines.base import Array, EmulatedSession  # noqa: E402
-from finecast.engines.emulator import EmulatorEngine, prepare  # noqa: E402
+from finecast.engines.base import Array  # noqa: E402
+from finecast.engines.emulator import (  # noqa: E402
+    EmulatorEngine,
+    EmulatorSession,
+    prepare,
+)
 from finecast.engines.torch.session import examples  # noqa: E402
 from finecast.errors import ModelError  # noqa: E402
 from finecast.frontends import onnx as onnx_frontend  # noqa: E402
@@ -57,7 +61,7 @@ def program_of(captured: Captured, how: Emulation) -> TorchProgram:
 
 def session_of(
     captured: Captured, how: Emulation, setting: Setting | None = None
-) -> EmulatedSession:
+) -> EmulatorSession:
     program = program_of(captured, how)
     return program.session(how, setting or setting_of(program.graph, how))
 

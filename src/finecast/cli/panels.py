@@ -28,6 +28,7 @@ _PLAIN: Final = {
     "<float>": "X",
     "<float range>": "X",
 }
+_BRACED: Final = re.compile(r"\{(.+?)(?:\.{3})?\}")
 _FIRST: Final = "Options"
 PANELS: Final[dict[str, tuple[str, ...]]] = {
     _FIRST: (
@@ -157,6 +158,11 @@ class PanelledCommand(TyperCommand):
     def is_long(self) -> bool:
         """Whether it has so many options that the first ones are listed alone."""
         return len([p for p in self.params if p.param_type_name == "option"]) > _MANY
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The words of the usage line; Typer puts names of required arguments in braces."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [_BRACED.sub(r"\1", piece) for piece in pieces]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, then a section for each panel that has options."""

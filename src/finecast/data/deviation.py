@@ -180,7 +180,7 @@ def expected(graph: Graph, formats: Mapping[int, Format]) -> Expected:
     decided, stepped = set[int](), set[int]()
     choices: dict[int, int] = {}
     for node in graph.nodes:
-        before = [i for i in node.inputs if i is not None]
+        before = node.input_ids
         worst = max((squared.get(i, 0.0) for i in before), default=0.0)
         own = formats.get(node.id, node.format)
         if own is not None and own is not Format.FP32:
@@ -237,4 +237,4 @@ def _decides(graph: Graph, node: Node) -> bool:
 
 
 def _gives_truth(graph: Graph, node: Node) -> bool:
-    return any(graph.values[i].dtype == "bool" for i in node.outputs if i is not None)
+    return any(graph.values[i].dtype == "bool" for i in node.output_ids)

@@ -103,7 +103,7 @@ def _bytes(graph: Graph, value: Value) -> Range | None:
     for index in moved:
         for node in _readers(graph, index):
             kind = by_name(node.op).kind
-            output_ids = [i for i in node.outputs if i is not None]
+            output_ids = node.output_ids
             if kind is OpKind.CAST and all(graph.values[i].format for i in output_ids):
                 converted = True
             elif kind in MOVES:
@@ -136,7 +136,7 @@ def _rows_indexed(graph: Graph, value: Value) -> Range | None:
                 more = _added(graph, node, index) if node.op == "add" else 0
                 if more is None:
                     return None
-                output_ids = [i for i in node.outputs if i is not None and i not in seen]
+                output_ids = [i for i in node.output_ids if i not in seen]
                 seen.update(output_ids)
                 waiting.extend((i, added + more) for i in output_ids)
             else:
@@ -158,7 +158,7 @@ def _hashed(graph: Graph, value: Value) -> Range | None:
             if node.op == "mod" and _other_operand(graph, node, index) is not None:
                 reduced = True
             elif by_name(node.op).kind in _MOVES or node.op in _HASHES:
-                if any(graph.values[i].format for i in node.outputs if i is not None):
+                if any(graph.values[i].format for i in node.output_ids):
                     return None
                 ids.add(node.outputs)
             elif node.op != "shape":
@@ -200,7 +200,7 @@ def _limits(graph: Graph, value: Value) -> Iterator[range]:
 
 def _widens(graph: Graph, node: Node) -> bool:
     """Whether a cast makes indices of indices."""
-    dtypes = [graph.values[i].dtype for i in node.outputs if i is not None]
+    dtypes = [graph.values[i].dtype for i in node.output_ids]
     return by_name(node.op).kind is OpKind.CAST and {*dtypes} <= _INDEX_TYPES
 
 

@@ -546,7 +546,7 @@ class _Search:
     ) -> Culprit:
         low, node = self.low, self._node(group)
         members = self.low.groups[group]
-        shown = [seen[i] for i in node.outputs if i is not None and i in seen]
+        shown = [seen[i] for i in node.output_ids if i in seen]
         told = [scale.text for n in members.nodes for scale in scales.get(n, ())]
         told += (text for one in shown for text in _told(one, members.format))
         if together:
@@ -597,8 +597,8 @@ def _cancellation(graph: Graph, node: Node, facts: Mapping[int, ValueFacts]) -> 
     """How many times as large as its result the operands of a sum are, if that is many."""
     if node.op not in ("add", "subtract", "reduce_sum", "reduce_mean", "sum"):
         return []
-    result = next((facts[i].largest for i in node.outputs if i is not None and i in facts), 0)
-    operands = [facts[i].largest for i in node.inputs if i is not None and i in facts]
+    result = next((facts[i].largest for i in node.output_ids if i in facts), 0)
+    operands = [facts[i].largest for i in node.input_ids if i in facts]
     ratio = max(operands, default=0.0) / result if result else 0.0
     if ratio < _CANCELS:
         return []
@@ -657,7 +657,7 @@ def _absorbing(graph: Graph, start: Node, seen: Mapping[int, Seen]) -> Node | No
     for node in graph.nodes[start.id + 1 :]:
         if not any(i in reached for i in node.inputs):
             continue
-        made = [i for i in node.outputs if i is not None and i in seen]
+        made = [i for i in node.output_ids if i in seen]
         bad = {i for i in made if i in spoiled}
         if made and not bad:
             return node

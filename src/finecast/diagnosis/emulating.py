@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from finecast.data.metrics import by_output
 from finecast.data.workload import Workload, sample_count
 from finecast.devices.emulation import Emulation, Setting, setting_of
-from finecast.engines.base import Array, EmulatedSession, Session, outputs_on
+from finecast.engines.base import Array, Session, outputs_on
 from finecast.engines.exact import RELATIVE_ERROR, CachedSession, Exact
 from finecast.errors import in_shell
 from finecast.graph import Graph, Node, Value
@@ -33,6 +33,9 @@ from finecast.reports.base import Report, TextTable, output_lines
 from finecast.rules.calibration import calibrated_nodes
 from finecast.rules.facts import ValueFacts
 from finecast.rules.tier import elements
+
+if TYPE_CHECKING:
+    from finecast.engines.emulator.session import EmulatorSession
 
 _SHOWN_OPS: Final = 3
 """Ops that a printed report names."""
@@ -246,7 +249,7 @@ class Contribution:
 
 def contributions(
     graph: Graph,
-    session: EmulatedSession,
+    session: EmulatorSession,
     emulation: Emulation,
     setting: Setting,
     exact: Exact,
@@ -304,7 +307,7 @@ def reasons(
         seen = facts.get(value.id)
         texts += _constant_range(value, fmt) if seen is None else _observed(value, seen, fmt)
     if by_name(node.op).accumulates and (depth := _depth(graph, node, facts)) > 1:
-        texts.append(f"sums {depth} terms")
+        texts.append(f"adds up the rounding errors of {depth} numbers")
     if not texts:
         size = f"{fmt.unit_roundoff:.2g}"
         of = f"half a step is {size} of the range" if fmt.has_scales else f"rounds to {size}"

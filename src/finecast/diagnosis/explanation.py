@@ -93,6 +93,18 @@ def decider_of(decision: Decision) -> str:
     return ", ".join((*named, *chosen)) or "no reason is known"
 
 
+_NOTES: Final = {
+    Decider.KERNEL.value: "kernel: the op runs in one kernel with others, which decide",
+    Decider.WHOLE.value: "whole plan: all ops got their formats at once, as by a hint",
+}
+"""What the names of some deciders stand for."""
+
+
+def _in_words(decider: str) -> str:
+    """What decided, as it is called within a sentence."""
+    return decider.replace(Decider.WHOLE.value, "the plan as a whole")
+
+
 def _time_us(decision: Decision) -> float:
     """The fp32 time of the node's kernel, by the evidence; 0 where there is none."""
     times = (reason.evidence.get(_FP32_TIME, 0.0) for reason in decision.deciding)
@@ -224,7 +236,7 @@ class Explanation(Report):
         total = number_of(len(self.plan.counted), "op")
         head = f"{total}: {counts or 'nothing to decide'}"
         return [head, *self.plan.declared, *Contributions.of(self.plan).lines] + [
-            f"{number_of(len(g.nodes), 'op')} in {g.format} by {g.decided_by}, as"
+            f"{number_of(len(g.nodes), 'op')} in {g.format} by {_in_words(g.decided_by)}, as"
             f" {g.example}: {g.why}"
             for g in self.groups
         ]
@@ -258,12 +270,13 @@ class Explanation(Report):
         shown = ops if most is None else ops[:most]
         rows = [one.row if timed else one.row[:3] for one in shown]
         counts = Counter((g.format, g.decided_by) for g in self.groups for _ in g.nodes)
-        decided = "; ".join(f"{n} {fmt} by {why}" for (fmt, why), n in counts.most_common())
+        decided = "; ".join(
+            f"{n} {fmt} by {_in_words(why)}" for (fmt, why), n in counts.most_common()
+        )
         notes = [*left_out(len(ops), len(shown), ": --ops N shows more")]
         notes += ["+N: so many ops run in its kernel"] if any(o.others for o in shown) else []
         notes += [f"what decided: {decided}"] if decided else []
-        if any(why == Decider.KERNEL.value for _, why in counts):
-            notes += ["kernel: the op runs in one kernel with others, which decide"]
+        notes += [text for why, text in _NOTES.items() if any(why in key for key in counts)]
         notes += ["finecast explain MODEL OP says why an op has its format"]
         notes += [*self.plan.declared, *Contributions.of(self.plan).lines]
         notes += [_TIMES] if timed else []
@@ -322,7 +335,7 @@ class Explanation(Report):
         node, decision = self.node, self.decision
         if node is None or decision is None:
             return self.verdicts
-        values = [self.graph.values[i] for i in node.inputs if i is not None]
+        values = [self.graph.values[i] for i in node.input_ids]
         decided = any(reason.rule == CALIBRATION.name for reason in decision.deciding)
         if decided or any(value.constant for value in values):
             return self.verdicts

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from finecast.engines.source import ModelStep
+from finecast.graph.worklist import Worklist
 
 # Characters before the suffixes that engines add to the name of a node.
 _SEPARATORS = "/_.:"
@@ -117,32 +118,23 @@ def _claim(
     for kernel in kernels:
         if kernel.named or kernel.added:
             continue
-        pending = list(_named_readers(kernel, by_name))
-        claimed_nodes: set[str] = set()
-        while pending:
-            step = by_node.get(pending.pop())
-            for value in step.inputs if step else ():
-                node = producer.get(value)
-                if node and node not in mentioned and node not in claimed_nodes:
-                    claimed_nodes.add(node)
-                    pending.append(node)
-        members[kernel.name] = claimed_nodes
+        readers = _named_readers(kernel, by_name)
+        nodes = Worklist(readers)
+        for step in (by_node[name] for name in nodes if name in by_node):
+            makers = {producer.get(value) for value in step.inputs}
+            nodes.add(makers - mentioned)
+        members[kernel.name] = nodes.seen - readers
     for name in [k.name for k in kernels if not k.named]:
         mentioned.update(members[name])
 
 
 def _named_readers(kernel: Kernel, by_name: Mapping[str, Kernel]) -> set[str]:
     """Nodes of the first kernels after ``kernel``, on each path, that have named nodes."""
-    pending, seen, nodes = list(kernel.feeds), set[str](), set[str]()
-    while pending:
-        name = pending.pop()
-        if name in seen or name not in by_name:
-            continue
-        seen.add(name)
-        reader = by_name[name]
+    kernels, nodes = Worklist(kernel.feeds), set[str]()
+    for reader in (by_name[name] for name in kernels if name in by_name):
         nodes.update(reader.named)
         if not reader.named:
-            pending.extend(reader.feeds)
+            kernels.add(reader.feeds)
     return nodes
 
 

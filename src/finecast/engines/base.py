@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from finecast.devices.emulation import Emulation, Setting
+from finecast.devices.emulation import Emulation
 from finecast.errors import EngineError, UsageError
 from finecast.graph import Node
 from finecast.naming import kind_of
 from finecast.numbers.formats import FLOATS, Format
-from finecast.numbers.summation import Order
 from finecast.numbers.thresholds import PROBED_GAIN
 from finecast.planning.detections import JoinedOutput
 from finecast.planning.free_rows import FreeOutput
@@ -316,31 +315,6 @@ def joined_arrays(arrays: Sequence[Array]) -> Array:
 
 class UnorderedError(UsageError):
     """No order of summation can be chosen for models of a library."""
-
-
-class EmulatedSession(Session):
-    """A model as a device computes it; ``apply`` changes which nodes are cast.
-
-    Law: with stochastic rounding, draws depend on the index of the sample since ``apply`` or
-    ``restart``, not on how samples were split into batches. The time that emulation takes says
-    nothing of the device: there is no profile.
-
-    ``summed`` is the number of ops that add up in the order that the emulation states.
-    """
-
-    summed: int = 0
-
-    @abstractmethod
-    def apply(self, setting: Setting) -> EmulatedSession:
-        """Cast what ``setting`` says from now on; the stream of samples starts anew."""
-
-    def restart(self) -> EmulatedSession:
-        """The next sample is the first of the stream."""
-        return self
-
-    def in_order(self, order: Order) -> EmulatedSession:
-        """Add up in another order from now on; the emulation has to state one already."""
-        raise NotImplementedError
 
 
 class Streams(Protocol):

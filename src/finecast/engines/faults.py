@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from finecast.devices.faults import KnownFault, is_here, known_faults
 from finecast.graph import Graph, Node, Value
 from finecast.graph.structure import turned_axes
+from finecast.graph.worklist import Worklist
 from finecast.numbers.formats import Format
 from finecast.ops import MOVES, POINTWISE, OpKind, by_name
 from finecast.planning.products import CONVOLUTIONS, reduced_axes
@@ -71,7 +72,7 @@ def _is_read_twice(graph: Graph, node: Node) -> bool:
 
 def _is_merged(graph: Graph, value: Value, reader: Node) -> bool:
     """Whether the op that reads ``value`` becomes part of the scale, or may change nothing."""
-    others = [graph.values[i] for i in reader.inputs if i is not None and i != value.id]
+    others = [graph.values[i] for i in reader.input_ids if i != value.id]
     known = graph.once(settled)
     if any(v.id not in known for v in others):
         return False
@@ -188,7 +189,7 @@ def _readers(graph: Graph, product: Node) -> Iterator[tuple[Node, Node]]:
     """Elementwise ops that may read the block of ``product``, each after the node it reads."""
     node: Node | None = product
     while node is not None:
-        read = {u for i in node.outputs if i is not None for u in graph.values[i].uses}
+        read = {u for i in node.output_ids for u in graph.values[i].uses}
         users = [graph.nodes[i] for i in sorted(read)]
         joined = [u for u in users if by_name(u.op).kind in _JOINS]
         yield from ((node, user) for user in joined)
@@ -196,7 +197,7 @@ def _readers(graph: Graph, product: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _inputs(graph: Graph, node: Node) -> list[Value]:
-    values = (graph.values[i] for i in node.inputs if i is not None)
+    values = (graph.values[i] for i in node.input_ids)
     return [v for v in values if v.constant is None]
 
 
@@ -205,17 +206,12 @@ def _computing(graph: Graph, value: Value, whole_block: bool = False) -> set[int
 
     Those other ops are included. With ``whole_block`` the search goes on past small products.
     """
-    node_ids, waiting = set[int](), [value]
-    while waiting:
-        producer = waiting.pop().producer
-        if producer is None or producer in node_ids:
-            continue
-        node_ids.add(producer)
-        node = graph.nodes[producer]
+    node_ids = Worklist([value.producer])
+    for node in (graph.nodes[n] for n in node_ids):
         passed = by_name(node.op).kind in _JOINS | _MOVES
         if passed or (whole_block and _is_small(graph, node)):
-            waiting.extend(_inputs(graph, node))
-    return node_ids
+            node_ids.add(v.producer for v in _inputs(graph, node))
+    return node_ids.seen
 
 
 # Finds the nodes, by id, that are computed wrongly in a low format, with the reason; an empty

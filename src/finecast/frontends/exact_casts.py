@@ -20,6 +20,7 @@ from typing import Any, Final
 from finecast.devices.faults import is_here
 from finecast.frontends.replaying import Restated
 from finecast.graph import PHI, Graph, Node, Value
+from finecast.graph.worklist import Worklist
 from finecast.numbers.formats import Format
 from finecast.ops import OpKind, by_name
 from finecast.planning.edits import Edit, InsertCast, Use
@@ -155,8 +156,7 @@ def stored_as(graph: Graph, value: int, *, wide: bool = False) -> StoredAs:
 
 def _maker(graph: Graph, value: int) -> Node | None:
     """The op that computes a value; None if that is an input of the model or of a body."""
-    producer = graph.values[value].producer
-    node = None if producer is None else graph.nodes[producer]
+    node = graph.maker(value)
     return None if node is None or node.op == PHI else node
 
 
@@ -174,20 +174,13 @@ def _products_read(graph: Graph, uses: Iterable[Use]) -> bool:
 
     Ops that only move numbers are looked through.
     """
-    waiting, seen = [use.node for use in uses], set[int]()
-    while waiting:
-        number = waiting.pop()
-        if number is None:
-            return False
-        if number in seen:
-            continue
-        seen.add(number)
+    readers = {use.node for use in uses}
+    nodes = Worklist(readers)
+    for number in nodes:
         node = graph.nodes[number]
         info = by_name(node.op)
-        if info.places:
-            moved = list(graph.following_outputs(node))
-            waiting += [None for v in moved if v.is_output]
-            waiting += [n for v in moved for n in v.uses]
-        elif not info.matmul_engine:
+        moved = list(graph.following_outputs(node)) if info.places else []
+        if any(v.is_output for v in moved) or not (info.places or info.matmul_engine):
             return False
-    return True
+        nodes.add(n for v in moved for n in v.uses)
+    return None not in readers

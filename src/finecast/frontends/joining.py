@@ -112,14 +112,14 @@ class _Joiner:
         stored = self.pair.stored.get(choice.partner, Format.FP32)
         tensor = exact.tensor(choice.value)
         if choice.element is not None:
-            other = self._in_fp32(self.pair.low.tensor(choice.partner), stored)
+            other = self._cast(self.pair.low.tensor(choice.partner), stored, Format.FP32)
             if (names := self.shown.get(choice.value)) is not None:
                 self.outputs |= {names.exact: tensor, names.low: other}
             tensor = exact.switched(choice.element, tensor, other)
             exact.give(choice.value, uses_of(graph, choice.value), tensor)
         elif stored is Format.FP32 and graph.values[choice.value].is_input:
             return  # both read the same input
-        self._give(choice.partner, self._as_stored(tensor, stored))
+        self._give(choice.partner, self._cast(tensor, Format.FP32, stored))
 
     def _give(self, partner: int, tensor: Any) -> None:
         """Have all ops of the low model that read a value read ``tensor``."""
@@ -127,21 +127,13 @@ class _Joiner:
         uses = (use for use in uses_of(low.graph, partner) if use.node is not None)
         low.give(partner, uses, tensor)
 
-    def _in_fp32(self, tensor: Any, stored: Format) -> Any:
-        """What a low op gives, as readers in fp32 see it."""
-        if stored is Format.FP32:
+    def _cast(self, tensor: Any, of: Format, to: Format) -> Any:
+        """A value of one model as the other one reads it: one of both formats is fp32."""
+        if of is to:
             return tensor
         if self.pair.rounds:
-            return self._rounded(tensor, stored)
-        return self.pair.exact.retyped(tensor, stored, Format.FP32)
-
-    def _as_stored(self, tensor: Any, stored: Format) -> Any:
-        """A value in fp32, as low ops read it."""
-        if stored is Format.FP32:
-            return tensor
-        if self.pair.rounds:
-            return self._rounded(tensor, stored)
-        return self.pair.exact.retyped(tensor, Format.FP32, stored)
+            return self._rounded(tensor, to if of is Format.FP32 else of)
+        return self.pair.exact.retyped(tensor, of, to)
 
     def _rounded(self, tensor: Any, to: Format) -> Any:
         return self.pair.exact.rounded(tensor, Rounder(format=to))

@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 from finecast.errors import ModelError
 from finecast.frontends.wire import Span, inside, mapped, texts
+from finecast.graph.worklist import Worklist
 from finecast.naming import listed
 
 NOTES_FILE: Final = Path("assets.extra") / "finecast.json"
@@ -170,16 +171,12 @@ def _reached(
     data: memoryview, functions: Mapping[str, Span], calls: list[str]
 ) -> Iterator[Span]:
     """The functions that ``calls`` name, and those that they call."""
-    waiting, seen = list(calls), set(calls)
-    while waiting:
-        function = functions.get(waiting.pop())
-        if function is None:
-            continue
-        yield function
-        for node in inside(data, function, _FUNCTION_NODE):
-            new = set(texts(data, node, _CALLED)) - seen
-            waiting += new
-            seen |= new
+    names = Worklist(calls)
+    for name in names:
+        if name in functions:
+            yield functions[name]
+            for node in inside(data, functions[name], _FUNCTION_NODE):
+                names.add(texts(data, node, _CALLED))
 
 
 def _of_graph(data: memoryview, graph: Span) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -181,6 +181,16 @@ class Node:
     source: str = field(default="", compare=False)
 
     @property
+    def input_ids(self) -> list[int]:
+        """Ids of the values that it reads, without the inputs that are left out."""
+        return [i for i in self.inputs if i is not None]
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Ids of the values that it gives, without the outputs that are left out."""
+        return [i for i in self.outputs if i is not None]
+
+    @property
     def outer_outputs(self) -> tuple[int | None, ...]:
         """Its outputs but those that a phi has inside of a body."""
         inner = self.attributes.get(INNER, 0)
@@ -260,7 +270,7 @@ class Graph:
 
     def constants(self, node: Node) -> list[ConstantStats]:
         """Those that the node reads, in order of its inputs."""
-        read = (self.values[i].constant for i in node.inputs if i is not None)
+        read = (self.values[i].constant for i in node.input_ids)
         return [one for one in read if one is not None]
 
     def following_inputs(self, node: Node) -> Iterator[Value]:
@@ -293,7 +303,7 @@ def backward_ops(graph: Graph) -> frozenset[int]:
     for node in graph.nodes if reached else ():
         if any(value in reached for value in node.inputs):
             op_ids.add(node.id)
-            reached.update(v for v in node.outputs if v is not None)
+            reached.update(node.output_ids)
     return frozenset(op_ids)
 
 
@@ -301,7 +311,7 @@ def ops_for_backward(graph: Graph) -> frozenset[int]:
     """Ops of the backward pass, and those whose results only such ops read."""
     op_ids = set(backward_ops(graph))
     for node in reversed(graph.nodes) if op_ids else ():
-        outputs = [graph.values[v] for v in node.outputs if v is not None]
+        outputs = [graph.values[v] for v in node.output_ids]
         uses = [n for v in outputs for n in v.uses]
         if uses and op_ids.issuperset(uses) and not any(v.is_output for v in outputs):
             op_ids.add(node.id)

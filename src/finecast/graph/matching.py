@@ -30,6 +30,7 @@ from difflib import SequenceMatcher
 from typing import Final
 
 from finecast.graph.structure import MODEL_INPUT, OpStructure, Structure, fed
+from finecast.graph.worklist import Worklist
 
 # How far neighbourhoods reach. One that is unique within a few steps is found by the first;
 # repeated layers are told apart by their place between anchors.
@@ -338,17 +339,15 @@ class _Matcher:
         """The pairs that are not sure, those together that are joined in both graphs."""
         seen = set(sure)
         for start in self.pairs:
-            group, waiting = set[int](), [start]
-            while waiting:
-                n = waiting.pop()
-                if n not in seen:
-                    seen.add(n)
-                    group.add(n)
-                    near = {*self.after.neighbours(self.pairs[n])}
-                    around = (m for m in self.before.neighbours(n) if m in self.pairs)
-                    waiting += [m for m in around if self.pairs[m] in near]
-            if group:
-                yield group
+            if start in seen:
+                continue
+            group = Worklist([start])
+            for n in group:
+                near = {*self.after.neighbours(self.pairs[n])}
+                around = (m for m in self.before.neighbours(n) if m in self.pairs)
+                group.add(m for m in around if m not in seen and self.pairs[m] in near)
+            seen |= group.seen
+            yield group.seen
 
     def _held(self, group: set[int], sure: set[int]) -> bool:
         """Whether at least half of the ops around pairs belong together for sure."""
@@ -413,18 +412,15 @@ class _Matcher:
         for start in side.left():
             if start in seen:
                 continue
-            seen.add(start)
-            waiting, ops, pairs = [start], list[int](), set[int]()
-            while waiting:
-                n = waiting.pop()
-                ops.append(n)
+            ops, pairs = Worklist([start]), set[int]()
+            for n in ops:
                 pairs |= {MODEL_INPUT} & {*side.ops[n].inputs}
                 pairs |= set() if side.readers[n] else {_NO_READER}
                 for near in side.neighbours(n):
                     if near in side.partner:
                         pairs.add(near if side is self.before else side.partner[near])
-                    elif near not in seen:
-                        seen.add(near)
-                        waiting.append(near)
-            regions.append((sorted(ops), pairs))
+                    else:
+                        ops.add([near])
+            seen |= ops.seen
+            regions.append((sorted(ops.seen), pairs))
         return regions

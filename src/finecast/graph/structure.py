@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from finecast.files.saved import SavedPart, converted
 from finecast.graph import ConstantStats, Graph, Node
+from finecast.graph.worklist import Worklist
 
 STRUCTURE_VERSION: Final = 3
 """Version of a structure: each op with its ports."""
@@ -164,19 +165,18 @@ def fed(structure: Structure) -> frozenset[int]:
     exporters state it in very different ways. Without edges all ops are counted.
     """
     readers: list[list[int]] = [[] for _ in structure]
-    waiting: list[int] = []
+    fed_ops = Worklist[int](())
     for number, op in enumerate(structure):
         if op.op in READS_SHAPE_ONLY:
             continue
         for maker in op.inputs:
-            (waiting if maker == MODEL_INPUT else readers[maker]).append(number)
-    fed_ops: set[int] = set()
-    while waiting:
-        number = waiting.pop()
-        if number not in fed_ops:
-            fed_ops.add(number)
-            waiting += readers[number]
-    return frozenset(fed_ops) if fed_ops else frozenset(range(len(structure)))
+            if maker == MODEL_INPUT:
+                fed_ops.add([number])
+            else:
+                readers[maker].append(number)
+    for number in fed_ops:
+        fed_ops.add(readers[number])
+    return frozenset(fed_ops.seen or range(len(structure)))
 
 
 def write_structure(structure: Structure) -> dict[str, Any]:
@@ -228,9 +228,7 @@ def _structure_of(graph: Graph) -> Structure:
     for node in graph.nodes:
         if node.op == _IDENTITY and node.inputs[0] not in (None, *marks):
             sources |= dict.fromkeys(node.outputs, sources[node.inputs[0]])
-    reads = [
-        [sources[i] for i in n.inputs if i is not None and i not in marks] for n in graph.nodes
-    ]
+    reads = [[sources[i] for i in n.input_ids if i not in marks] for n in graph.nodes]
     ends = {v.id: digest(v.name) for v in graph.outputs}
     return tuple(
         OpStructure(
@@ -260,7 +258,7 @@ def _mark(constant: ConstantStats) -> str:
 
 
 def _shape(graph: Graph, node: Node) -> str:
-    shapes = (graph.values[i].shape for i in node.outputs if i is not None)
+    shapes = (graph.values[i].shape for i in node.output_ids)
     return digest(
         *(s if s is None else [n if isinstance(n, int) else None for n in s] for s in shapes)
     )

@@ -516,7 +516,7 @@ def _first_wrong(case: Case, bounds: Expected, fault: _Fault) -> Node | None:
     node = search.op_before(fault.output)
     # Where the floats that decide are right, it is the op that chooses, and none behind it.
     last = node is not None and fault.output in {
-        converted.graph.values[i].name for i in node.outputs if i is not None
+        converted.graph.values[i].name for i in node.output_ids
     }
     return fault.chooser if last and fault.chooser is not None else node
 
@@ -593,14 +593,14 @@ class FirstWrong:
         producer = self.graph.values[value].producer
         if producer is None:
             return []
-        return [i for i in self.graph.nodes[producer].inputs if i is not None]
+        return self.graph.nodes[producer].input_ids
 
     def _ancestors(self, value: int) -> list[int]:
         """Ids of all values that ``value`` is computed from, in the order of computation."""
         last = self.graph.values[value].producer
         nodes = Worklist([last])
         for node in nodes:
-            inputs = (i for i in self.graph.nodes[node].inputs if i is not None)
+            inputs = self.graph.nodes[node].input_ids
             nodes.add(self.graph.values[i].producer for i in inputs)
         made = (self.graph.nodes[n].outputs for n in sorted(nodes.seen) if n != last)
         return [i for outputs in made for i in outputs if i is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -175,6 +175,10 @@ class Verified:
     samples: int = 0
     decisions: tuple[Decisions, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def noted(self, *texts: str) -> Verified:
+        """With these texts behind its note; empty ones are left out."""
+        return replace(self, note="; ".join(filter(None, (self.note, *texts))))
 
     @property
     def decided(self) -> list[str]:

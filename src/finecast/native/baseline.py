@@ -182,7 +182,7 @@ def _first_op(
     if node is None:
         return ""
     graph, names = prepared.graph, {i: shown for shown, i in prepared.countable().items()}
-    ports = [graph.values[i] for i in (*node.inputs, *node.outputs) if i is not None]
+    ports = [graph.values[i] for i in (*node.input_ids, *node.output_ids)]
     computed = run(
         engines[1], prepared.with_outputs([names[v.id] for v in ports if v.id in names])
     )

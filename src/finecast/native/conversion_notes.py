@@ -129,5 +129,5 @@ def kept_types(graph: Graph, policy: Policy) -> dict[str, str]:
 
 def _own_type(graph: Graph, node: Node) -> str:
     """The type that an op computes in; empty for a cast."""
-    made = (graph.values[i].dtype for i in node.outputs if i is not None)
+    made = (graph.values[i].dtype for i in node.output_ids)
     return "" if node.op == "cast" else next(made, "")

@@ -6,16 +6,15 @@ ops never makes the modelled time longer where casts are free.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, Setting, is_relayout
 from finecast.devices.targets import Relayout
-from finecast.engines.base import EmulatedSession, Feeds, Session
+from finecast.engines.base import Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.graph import Graph, Node
 from finecast.native.orders import OrderTrials
@@ -26,6 +25,10 @@ from finecast.planning.cost import RooflineCost
 from finecast.planning.plan import Plan
 from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts
+
+if TYPE_CHECKING:
+    from finecast.engines.emulator.session import EmulatorSession
+    from finecast.native.emulated import Program
 
 CALIBRATION_FEEDS: Final = 8
 """Calibration batches on which output errors are measured."""
@@ -64,11 +67,11 @@ class DeviceModel:
         """The graph that is emulated."""
         return self.program.graph
 
-    def session(self, emulation: Emulation, setting: Setting) -> EmulatedSession:
+    def session(self, emulation: Emulation, setting: Setting) -> EmulatorSession:
         """The model as the device runs it under ``setting``."""
         return self.program.session(emulation, setting)
 
-    def evaluate(self, session: EmulatedSession) -> tuple[float, Mapping[str, float]]:
+    def evaluate(self, session: EmulatorSession) -> tuple[float, Mapping[str, float]]:
         """Metric on all data, and relative errors by output on calibration data."""
         errors = self.exact.errors(session)
         return self.workload.evaluate(session.restart(), self.reference), errors
@@ -121,36 +124,6 @@ class DeviceModel:
         """Modelled time of one run of a plan's model."""
         formats = self.program.formats(plan)
         return plan_time_s(self.graph, self.cost(emulation), emulation, formats)
-
-
-class Program(ABC):
-    """A model that the emulator can run."""
-
-    @property
-    @abstractmethod
-    def graph(self) -> Graph:
-        """The emulated graph: accumulations are written out as the device computes them."""
-
-    @abstractmethod
-    def observe(self, feeds: Sequence[Feeds]) -> dict[int, ValueFacts]:
-        """Facts of the fp32 model's values, by id in ``graph``."""
-
-    @abstractmethod
-    def session(
-        self, emulation: Emulation, setting: Setting, *, switched: bool = False
-    ) -> EmulatedSession:
-        """The model as the device runs it under ``setting``.
-
-        A ``switched`` session takes other settings later.
-        """
-
-    @abstractmethod
-    def formats(self, plan: Plan) -> dict[int, Format]:
-        """The plan's formats by id in ``graph``; each step of an op has the op's format."""
-
-    @abstractmethod
-    def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatedSession:
-        """The model of a plan as the device runs it."""
 
 
 def plan_time_s(

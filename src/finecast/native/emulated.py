@@ -14,7 +14,7 @@ from typing import Any
 
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, Setting
-from finecast.engines.base import EmulatedSession, Feeds, KernelTime, Session
+from finecast.engines.base import Feeds, KernelTime, Session
 from finecast.engines.emulator import EmulatorEngine
 from finecast.engines.emulator.session import (
     EmulatorSession,
@@ -26,7 +26,7 @@ from finecast.engines.probe import Speed, speed_of
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Graph
 from finecast.measure.racing import Effort, Race
-from finecast.native.device import DeviceModel, Program
+from finecast.native.device import DeviceModel
 from finecast.native.engine_subject import EngineExamined, EngineSubject
 from finecast.native.observing import observe, unseen
 from finecast.native.orders import OrderSpread
@@ -191,8 +191,8 @@ class OnDevice(EngineExamined):
 
 
 @dataclass(slots=True, kw_only=True)
-class NativeProgram(Program):
-    """A model that engines run, as a device's emulator takes it: here as it is.
+class Program:
+    """A model that engines run, in the form that a device's emulator takes: here as it is.
 
     ``prepared`` is the ``PreparedModel`` that is emulated.
     """
@@ -212,26 +212,29 @@ class NativeProgram(Program):
 
     @property
     def graph(self) -> Graph:
-        """The graph that is emulated."""
+        """The emulated graph, in which a library may write out what a device does in steps."""
         return self.prepared.graph
 
     def observe(self, feeds: Sequence[Feeds]) -> dict[int, ValueFacts]:
-        """Facts of all float values outside of bodies."""
+        """Facts of the fp32 model's values, by id in ``graph``."""
         return observe(self.prepared, lambda: feeds)
 
     def session(
         self, emulation: Emulation, setting: Setting, *, switched: bool = False
-    ) -> EmulatedSession:
-        """A session for the setting; it is built anew where another one is applied."""
+    ) -> EmulatorSession:
+        """The model as the device runs it under ``setting``.
+
+        A ``switched`` session takes other settings later; here it is built anew for each.
+        """
         copy = self.prepared.roundable
         return EmulatorSession(copy=copy, emulation=emulation, setting=setting)
 
     def formats(self, plan: Plan) -> dict[int, Format]:
-        """The plan's formats by node id."""
+        """The plan's formats by id in ``graph``; each step of an op has the op's format."""
         ids = {n.name: n.id for n in self.graph.nodes}
         return {ids[name]: fmt for name, fmt in plan.formats.items()}
 
-    def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatedSession:
-        """A session of the model with the plan's casts."""
+    def plan_session(self, plan: Plan, emulation: Emulation) -> EmulatorSession:
+        """The model of a plan as the device runs it."""
         copy = partial(self.source.roundable, plan.policy, plan.adjustments)
         return plan_session(copy, plan, emulation)

@@ -27,8 +27,7 @@ from finecast.naming import listed
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.census import Census, risks
 from finecast.native.conversion import Converter
-from finecast.native.device import Program
-from finecast.native.emulated import EmulatedSubject, NativeProgram
+from finecast.native.emulated import EmulatedSubject, Program
 from finecast.native.engine_subject import EngineSubject
 from finecast.native.inner_decisions import MOST_SAMPLES
 from finecast.native.integers import not_run, unranged
@@ -68,7 +67,7 @@ class EngineModel(NativeSource[FileT, PreparedT]):
 
     def program(self, emulation: Emulation) -> Program:
         """The model with the device's roundings added."""
-        return NativeProgram(source=self, emulation=emulation)
+        return Program(source=self, emulation=emulation)
 
     def beside(self, low: OpenedModel, engine: str | None) -> LowModel:
         """Both in one session, if they are of one library."""

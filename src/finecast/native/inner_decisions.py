@@ -46,12 +46,12 @@ def deciding(graph: Graph, low: Iterable[int]) -> Iterator[Node]:
     fed = {v.id for v in graph.inputs}  # values that are computed of the inputs' numbers
     changed: set[int] = set()
     for node in graph.nodes:
-        read = {i for i in node.inputs if i is not None and i in fed}
+        read = {i for i in node.input_ids if i in fed}
         kind = by_name(node.op).kind
         if node.op in READS_SHAPE_ONLY or not (read or node.region):
             continue
         is_low = node.id in low or (in_bodies and kind is OpKind.CONTROL)
-        made = {i for i in node.outputs if i is not None}
+        made = {*node.output_ids}
         fed |= made
         floats = {i for i in read if graph.values[i].format is not None}
         decides = kind in _DECIDES or _gives_positions(graph, node)

@@ -246,8 +246,8 @@ def _at_fault(
 
 def _role(graph: Graph, node: Node) -> tuple[object, ...]:
     """The kinds of an op, of those whose results it reads, and of those that read its own."""
-    makers = (graph.maker(index) for index in node.inputs if index is not None)
-    results = (graph.values[index] for index in node.outputs if index is not None)
+    makers = (graph.maker(index) for index in node.input_ids)
+    results = (graph.values[index] for index in node.output_ids)
     readers = (reader.op for value in results for reader in graph.readers(value))
     return node.op, tuple(maker and maker.op for maker in makers), tuple(readers)
 

@@ -121,7 +121,7 @@ def _ranked_axis(graph: Graph, node: Node, ndim: int) -> int | None:
     """
     if node.op != "top_k" or not ndim:
         return None
-    shapes = [graph.values[i].shape for i in node.outputs if i is not None]
+    shapes = [graph.values[i].shape for i in node.output_ids]
     shape = next((shape for shape in shapes if shape), None)
     axis = node.attributes.get("axis", node.attributes.get("dim", -1))
     axis = axis if isinstance(axis, int) else -1

@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from finecast.data.input_ranges import rows_read
 from finecast.data.options import DataOptions
 from finecast.data.sources import workload_of
 from finecast.data.workload import Workload
 from finecast.devices.emulation import Emulation, Setting, setting_of
-from finecast.engines.base import Array, EmulatedSession, Feeds, Session
+from finecast.engines.base import Array, Feeds, Session
 from finecast.engines.exact import Exact
 from finecast.engines.fallen_apart import FallenApart
 from finecast.errors import UsageError
@@ -21,7 +21,6 @@ from finecast.graph import Graph
 from finecast.naming import Option
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.census import Census
-from finecast.native.device import Program
 from finecast.native.scales import WrongScale
 from finecast.native.subject import Built, Subject
 from finecast.numbers.formats import Format
@@ -35,6 +34,10 @@ from finecast.progress import Progress, silent
 from finecast.rules import UserRule
 from finecast.rules.facts import Facts, ValueFacts
 from finecast.rules.policy import Policy
+
+if TYPE_CHECKING:
+    from finecast.engines.emulator.session import EmulatorSession
+    from finecast.native.emulated import Program
 
 ENGINE_OPTION: Final = Option(
     help=f"The engine that runs the model: {', '.join(entry.name for entry in engines())};"
@@ -483,7 +486,7 @@ class EmulatedLow(LowModel):
     groups: Sequence[OpGroup] = field(init=False)
     setting: Setting = field(init=False)
     engine: str | None = field(init=False)
-    switched: EmulatedSession = field(init=False)
+    switched: EmulatorSession = field(init=False)
 
     def __post_init__(self) -> None:
         """Build the emulated model, whose settings are switched."""

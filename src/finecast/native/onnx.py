@@ -25,8 +25,6 @@ from finecast.engines.emulator.session import plan_session
 from finecast.engines.fallen_apart import Kernels, try_with_kernels
 from finecast.engines.loading import exact_engine, from_memory
 from finecast.errors import EngineError, ModelError, UsageError, naming
-from finecast.files import check_writable
-from finecast.files.staging import staging
 from finecast.frontends import onnx as frontend
 from finecast.frontends.native_model import NativeModel
 from finecast.frontends.onnx import Applied, OnnxFile, Prepared, from_model
@@ -38,12 +36,17 @@ from finecast.graph import ROUNDS, Dim, Graph, Node
 from finecast.native.acceptance import Pair, accept_fp32, nudged
 from finecast.native.artefact import Destination, Verified, compare
 from finecast.native.conversion_notes import kept_types
-from finecast.native.device import Program
-from finecast.native.emulated import NativeProgram
+from finecast.native.emulated import Program
 from finecast.native.engine_model import EngineModel
 from finecast.native.source import AS_IT_IS, EngineBuilt, VerifyOn, check_trust
 from finecast.native.subject import Built
-from finecast.native.verifying import Compared, publish, run_both, verify, with_mismatch
+from finecast.native.verifying import (
+    Compared,
+    run_both,
+    staged_model,
+    verify,
+    with_mismatch,
+)
 from finecast.numbers.formats import Format
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
@@ -80,7 +83,7 @@ def _can_be_taken_out(graph: Graph, node: Node) -> bool:
     if node.op != "dequantize" or ROUNDS in node.attributes or node.inputs[0] is None:
         return False
     codes = graph.values[node.inputs[0]]
-    maker = None if codes.producer is None else graph.nodes[codes.producer]
+    maker = graph.maker(codes)
     return codes.constant is not None or (maker is not None and maker.op == "quantize")
 
 
@@ -249,22 +252,12 @@ class OnnxModel(EngineModel[OnnxFile, Prepared]):
         With no engines it is only checked.
         """
         self.check(output)
-        place = output.path.parent if output.path is not None else None
-        with staging(place) as folder:
-            staged = folder / (output.path.name if output.path is not None else "model.onnx")
-            with naming(staged, f"{self.file.name}, converted"):
-                size, notes = _saved(self.file, built.applied, staged, output)
-                # Data before the model that names it.
-                parts = sorted(folder.iterdir(), key=lambda p: p.name, reverse=True)
-                if place is not None:
-                    for part in parts:
-                        check_writable(place / part.name, force=output.force)
-                verified = _verify(self, built, staged, on)
-                for text in notes:
-                    verified = _with_note(verified, text)
-            if place is not None:
-                publish(parts, place, str(output.path))
-        return size, verified
+        with (
+            staged_model(output, "model.onnx") as staged,
+            naming(staged, f"{self.file.name}, converted"),
+        ):
+            size, notes = _saved(self.file, built.applied, staged, output)
+            return size, _verify(self, built, staged, on).noted(*notes)
 
     def given_back(self, built: Built | None) -> onnx.ModelProto | ir.Model:
         """The model of a plan as an onnx.ModelProto, or as an onnx_ir.Model if given so."""
@@ -281,7 +274,7 @@ def _run_exactly(model: Loadable, feeds: Feeds) -> Mapping[str, Array]:
 
 
 @dataclass(slots=True, kw_only=True)
-class OnnxProgram(NativeProgram):
+class OnnxProgram(Program):
     """A ``Program`` of an ONNX model; ``emulation`` tells how accumulations are computed."""
 
     source: OnnxModel  # pyright: ignore[reportIncompatibleVariableOverride]  # never set anew
@@ -383,7 +376,7 @@ def _verify(source: OnnxModel, built: EngineBuilt, path: Path, on: VerifyOn) -> 
         if why := _hard_to_run(source.file):
             pair = Pair(source=source, built=built, written=path, engine=exact_emulator())
             with suppress(EngineError):
-                return _with_note(_verify_in(pair, on.feeds), f"{why}: {failed.where}")
+                return _verify_in(pair, on.feeds).noted(f"{why}: {failed.where}")
         raise
 
 
@@ -408,10 +401,6 @@ def _verify_in(pair: Pair, feeds: FeedMaker) -> Verified:
     return with_mismatch(verified, pair, ran)
 
 
-def _with_note(found: Verified, text: str) -> Verified:
-    return replace(found, note="; ".join(filter(None, (found.note, text))))
-
-
 def _against_fp64(file: OnnxFile, graph: Graph, ran: Compared, found: Verified) -> Verified:
     """``found`` with errors against the fp64 model, and the share that fp32 alone makes.
 
@@ -420,7 +409,7 @@ def _against_fp64(file: OnnxFile, graph: Graph, ran: Compared, found: Verified) 
     """
     session, note = truth_session(file)
     if session is None:
-        return _with_note(found, note)
+        return found.noted(note)
     exact = session.run(ran.feeds)
     accept_fp32(graph, ran.wanted, exact, session.run(nudged(ran.feeds)))
     beside, taken = (compare("", outputs, exact) for outputs in (ran.got, ran.wanted))

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from finecast.data.sources import FeedMaker
 from finecast.engines.base import Session
 from finecast.engines.loading import exact_session
 from finecast.errors import FinecastError, UsageError, naming
 from finecast.files import check_writable
-from finecast.files.staging import staging
 from finecast.frontends import openvino as frontend
 from finecast.frontends.keras_models import KERAS_SUFFIX
 from finecast.frontends.native_model import NativeModel
@@ -21,11 +19,10 @@ from finecast.frontends.openvino import OvApplied, OvFile, OvPrepared
 from finecast.frontends.openvino.model import IR_SUFFIX, ONNX_SUFFIX, WEIGHTS_SUFFIX
 from finecast.frontends.prepared import PreparedModel
 from finecast.graph import Dim
-from finecast.native.acceptance import Pair
 from finecast.native.artefact import Destination, Verified
 from finecast.native.engine_model import EngineModel
 from finecast.native.source import EngineBuilt, Source, VerifyOn, check_trust
-from finecast.native.verifying import publish, run_both, verify, with_mismatch
+from finecast.native.verifying import staged_model, verify
 from finecast.planning.adjustments import Adjustment
 from finecast.planning.plan import Plan
 from finecast.plugin import IR
@@ -118,19 +115,9 @@ class OvModel(EngineModel[OvFile, OvPrepared]):
         Neither of the two files is there without the other, and nothing half-written stays.
         """
         self.check(output)
-        place = output.path.parent if output.path is not None else None
-        with staging(place) as folder:
-            staged = folder / (output.path.name if output.path is not None else "model.xml")
-            with naming(staged, str(output.path or folder)):
+        with staged_model(output, "model.xml") as staged:
+            with naming(staged, str(output.path or staged.parent)):
                 size = frontend.save(built.model, staged)
             with naming(staged, f"{self.name}, converted"):
-                verified = verify(self, built, staged, on, _verify_in)
-            if place is not None:
-                weights, model = staged.with_suffix(WEIGHTS_SUFFIX), staged
-                publish([weights, model], place, str(output.path))
+                verified = verify(self, built, staged, on)
         return size, verified
-
-
-def _verify_in(pair: Pair, feeds: FeedMaker) -> Verified:
-    verified, ran = run_both(pair, feeds)
-    return with_mismatch(verified, pair, ran)

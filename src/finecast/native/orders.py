@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from finecast.data.workload import Workload, sample_count
 from finecast.devices.emulation import Emulation
-from finecast.engines.base import EmulatedSession, Session, UnorderedError
+from finecast.engines.base import Session, UnorderedError
 from finecast.engines.exact import Exact
 from finecast.graph import Graph
 from finecast.naming import number_of, percent, percents
@@ -23,6 +23,9 @@ from finecast.numbers.summation import Order, orders
 from finecast.ops import OpKind, by_name
 from finecast.ops.flops import Shape, flops
 from finecast.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from finecast.engines.emulator.session import EmulatorSession
 
 TRIED: Final = 10
 """Orders that are tried: three or four that kernels have, and random ones."""
@@ -147,7 +150,7 @@ class OrderTrials:
 
     def spread(
         self,
-        session: Callable[[Emulation], EmulatedSession],
+        session: Callable[[Emulation], EmulatorSession],
         emulation: Emulation,
         keeps: Callable[[float], bool] = lambda _: True,
     ) -> OrderSpread:

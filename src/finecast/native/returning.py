@@ -279,7 +279,7 @@ class BesideLow(LowModel):
         """The value after the Relus and Clips that the saturation of integers does."""
         readers = [*self.graph.readers(value)]
         while len(readers) == 1 and readers[0].op in _SATURATES:
-            value = next(self.graph.values[i] for i in readers[0].outputs if i is not None)
+            value = next(self.graph.values[i] for i in readers[0].output_ids)
             readers = [*self.graph.readers(value)]
         return value
 
@@ -502,7 +502,7 @@ def _format_of(graph: Graph, node: Node) -> Format:
     """The format of what an op computes, by its own type or the codes that it reads."""
     if node.op in (*_PASSED, PHI) or not by_name(node.op).has_numbers:
         return Format.FP32
-    read = (graph.maker(origin(graph, graph.values[i])) for i in node.inputs if i is not None)
+    read = (graph.maker(origin(graph, graph.values[i])) for i in node.input_ids)
     if any(maker is not None and maker.op in _CODES for maker in read):
         return Format.INT8
     return _weights_read(graph, node) or node.format or Format.FP32
@@ -512,7 +512,7 @@ def _weights_read(graph: Graph, node: Node) -> Format | None:
     """The format of weights that the op decodes, or that are decoded for it; None without."""
     bits = node.attributes.get("bits")  # of ONNX Runtime's products by packed weights
     if by_name(node.op).kind is not OpKind.MATMUL or not isinstance(bits, int):
-        read = (graph.values[i] for i in node.inputs if i is not None)
+        read = (graph.values[i] for i in node.input_ids)
         made = (v for v in read if v.producer is not None)
         bits = min(filter(None, (stored_bits(graph, v) for v in made)), default=None)
     if bits is None:
@@ -522,12 +522,12 @@ def _weights_read(graph: Graph, node: Node) -> Format | None:
 
 def _codes_read(graph: Graph, node: Node) -> Format | None:
     """The format of the codes that are decoded for an op; None if it reads none."""
-    read = (origin(graph, graph.values[i]) for i in node.inputs if i is not None)
+    read = (origin(graph, graph.values[i]) for i in node.input_ids)
     makers = (maker for maker in map(graph.maker, read) if maker is not None)
     coding = next((maker for maker in makers if maker.op in _CODES), None)
     if coding is None:
         return None
-    ends = (graph.read(coding, 0), *(graph.values[i] for i in coding.outputs if i is not None))
+    ends = (graph.read(coding, 0), *(graph.values[i] for i in coding.output_ids))
     return next(filter(None, map(_code_format, ends)), Format.INT8)
 
 

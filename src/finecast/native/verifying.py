@@ -36,11 +36,12 @@ from finecast.engines.base import (
 )
 from finecast.engines.fallen_apart import broken_by
 from finecast.errors import EngineError, NoKernelError, UsageError, WrongNumbersError
-from finecast.files import writing
+from finecast.files import check_writable, writing
+from finecast.files.staging import staging
 from finecast.frontends.dry_run import TooLargeError
 from finecast.graph import Graph
 from finecast.native.acceptance import Case, Outputs, Pair, accept
-from finecast.native.artefact import Decisions, Verified, compare
+from finecast.native.artefact import Decisions, Destination, Verified, compare
 from finecast.native.baseline import SecondOpinion, differing, mismatch_of
 from finecast.native.hint import check_marks
 from finecast.native.inner_decisions import changed_decisions
@@ -88,21 +89,21 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     del reference, second  # one large model at a time
     session, after = pair.converted()
     check_marks(plan, applied.graph, session)
-    seen = Verified(
+    loaded = Verified(
         engine=name,
         note=ran.note,
         sizes=ran.sizes,
         kernels=(len(before), len(after)) if before and after else None,
         apart=tuple(one.text for one in broken_by(plan, before, after)),
     )
-    given, wanted = ran.feeds, ran.outputs
-    if given is None:
-        return seen, None
-    got = session.run(feeds_for(session, given))
+    inputs, wanted = ran.feeds, ran.outputs
+    if inputs is None:
+        return loaded, None
+    got = session.run(feeds_for(session, inputs))
     if not emulated:
-        check_on_integers(engine, plan, applied, given, session)
+        check_on_integers(engine, plan, applied, inputs, session)
     del session
-    case = Case(pair=pair, feeds=given, random=not feeds.batches, followed=followed)
+    case = Case(pair=pair, feeds=inputs, random=not feeds.batches, followed=followed)
     warnings = (*filter(None, [doubt]), *accept(case, got, wanted))
     # Without a lowered op both models have fp32's kernels, on any number of threads.
     alone = engine.on_one_thread() if plan.lowers else None
@@ -111,14 +112,14 @@ def run_both(pair: Pair, feeds: FeedMaker) -> tuple[Verified, Compared | None]:
     verified = compare(name, got, wanted, free_outputs(applied.graph), feeds.slices)
     verified = replace(
         verified,
-        sizes=seen.sizes,
-        kernels=seen.kernels,
-        apart=seen.apart,
+        sizes=loaded.sizes,
+        kernels=loaded.kernels,
+        apart=loaded.apart,
         random=not feeds.batches,
-        samples=sample_count([given]),
+        samples=sample_count([inputs]),
         warnings=warnings,
     )
-    return verified, Compared(feeds=given, got=got, wanted=wanted)
+    return verified, Compared(feeds=inputs, got=got, wanted=wanted)
 
 
 def with_mismatch(verified: Verified, pair: Pair, ran: Compared | None) -> Verified:
@@ -126,8 +127,12 @@ def with_mismatch(verified: Verified, pair: Pair, ran: Compared | None) -> Verif
     if ran is None or pair.engine.emulates is not None or not pair.source.explains:
         return verified
     graph = pair.built.applied.graph
-    mismatch = mismatch_of(pair.source, pair.engine, graph, ran.feeds, ran.wanted)
-    return replace(verified, note="; ".join(filter(None, (verified.note, mismatch))))
+    return verified.noted(mismatch_of(pair.source, pair.engine, graph, ran.feeds, ran.wanted))
+
+
+def _verified_in(pair: Pair, feeds: FeedMaker) -> Verified:
+    verified, ran = run_both(pair, feeds)
+    return with_mismatch(verified, pair, ran)
 
 
 def _run_alone(pair: Pair, feeds: FeedMaker, why: str) -> Verified:
@@ -139,18 +144,18 @@ def _run_alone(pair: Pair, feeds: FeedMaker, why: str) -> Verified:
     graph = pair.built.applied.graph
     session, _ = pair.converted()
     check_marks(pair.built.plan, graph, session)
-    name, note = pair.engine.label, f"fp32 was not run: {why}"
     lengths, ranges = next(_extremes(graph, feeds, pair.built.plan))
     given = feeds.draw(session.inputs, ranges, lengths)
     outputs = session.run(feeds_for(session, given))
     check_on_integers(pair.engine, pair.built.plan, pair.built.applied, given, session)
-    told = "outputs have NaN on these inputs" if nan_outputs(outputs, "") else ""
-    return Verified(
-        engine=name,
-        note="; ".join(filter(None, (note, told))),
+    verified = Verified(
+        engine=pair.engine.label,
+        note=f"fp32 was not run: {why}",
         sizes=_sizes(session, given),
         random=not feeds.batches,
     )
+    nan = nan_outputs(outputs, "")
+    return verified.noted("outputs have NaN on these inputs" if nan else "")
 
 
 def _accept_on_one_thread(case: Case, got: Outputs) -> None:
@@ -197,7 +202,7 @@ def verify(
     built: EngineBuilt,
     written: Loadable,
     on: VerifyOn,
-    run: Callable[[Pair, FeedMaker], Verified] = lambda pair, feeds: run_both(pair, feeds)[0],
+    run: Callable[[Pair, FeedMaker], Verified] = _verified_in,
 ) -> Verified:
     """Load and run the fp32 model and ``written``, in the first engine that can.
 
@@ -223,10 +228,9 @@ def verify(
         except EngineError as error:
             failures[engine.name] = error
         else:
-            decisions, told = _decided(pair, on)
-            notes = (verified.note, told, *crashes(failures))
+            decisions, hidden = _decided(pair, on)
             verified = replace(verified, decisions=decisions)
-            return replace(verified, note="; ".join(filter(None, notes)))
+            return verified.noted(hidden, *crashes(failures))
     raise _not_verified(failures)
 
 
@@ -257,10 +261,12 @@ def as_given() -> Generator[None]:
 
 def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
     """The error where every engine failed to verify a conversion; ``failures`` by name."""
-    given = {n for n, error in failures.items() if isinstance(error, GivenModelError)}
-    every = given == set(failures)
-    told = dict.fromkeys(() if every else given, ", even as it was given")
-    where = "; ".join(f"{title_of(n)}{told.get(n, '')}: {e.what}" for n, e in failures.items())
+    unconverted = {n for n, error in failures.items() if isinstance(error, GivenModelError)}
+    every = unconverted == set(failures)
+    remarks = dict.fromkeys(() if every else unconverted, ", even as it was given")
+    where = "; ".join(
+        f"{title_of(n)}{remarks.get(n, '')}: {e.what}" for n, e in failures.items()
+    )
     if every:
         fix = what_loads_it(failures)
         unverified = "write the conversion unverified with --no-verify"
@@ -279,7 +285,28 @@ def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
     )
 
 
-def publish(parts: Sequence[Path], place: Path, where: str) -> None:
+@contextmanager
+def staged_model(output: Destination, name: str) -> Generator[Path]:
+    """A path in a temporary folder, whose files take their names after the block.
+
+    The path has the name of the output; ``name`` for a model in memory, which is not kept.
+    Data are there before the model that names them.
+
+    Raises:
+        UsageError: If a file may not be written.
+    """
+    place = None if output.path is None else output.path.parent
+    with staging(place) as folder:
+        staged = folder / (name if output.path is None else output.path.name)
+        yield staged
+        if place is not None:
+            parts = sorted(folder.iterdir(), key=lambda part: part == staged)
+            for part in parts:
+                check_writable(place / part.name, force=output.force)
+            _publish(parts, place, str(output.path))
+
+
+def _publish(parts: Sequence[Path], place: Path, where: str) -> None:
     """Move staged files to their place, in this order: data before the model that names it.
 
     Raises:

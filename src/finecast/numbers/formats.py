@@ -288,6 +288,13 @@ class Format(Enum):
         """Width of the stored fraction, without the implicit leading bit."""
         return self._layout.mantissa_bits
 
+    def holds(self, other: Format) -> bool:
+        """Whether the format has every number of the float format ``other``."""
+        return (
+            other.mantissa_bits <= self.mantissa_bits
+            and other.exponent_bits <= self.exponent_bits
+        )
+
     @property
     def bits(self) -> int:
         """Bits that one stored element takes (tf32 is stored as fp32)."""

@@ -55,17 +55,15 @@ class CostModel(Protocol):
 class RooflineCost:
     """max(operations / rate, bytes / bandwidth) + overhead, on a target.
 
-    Each unknown dimension counts as ``unknown_dim``, so that ops can still be compared; a
-    value of unknown rank counts as one element.
+    Each unknown dimension counts as 1, so that ops can still be compared; a value of unknown
+    rank counts as one element.
 
     Attributes:
         shapes: Observed shapes by value id; they take precedence over the graph's.
-        unknown_dim: Size assumed for a symbolic dimension.
     """
 
     target: Target
     shapes: Shapes = field(default_factory=dict[int, Shape])
-    unknown_dim: int = 1
 
     def stored(self, fmt: Format) -> Format:
         """FP32 for formats that the target's engines widen as they load a model."""
@@ -124,13 +122,11 @@ class RooflineCost:
         known = resolve_shape(value, self.shapes)
         if known is not None or value.shape is None:
             return known
-        return tuple(
-            d if isinstance(d, int) and d >= 0 else self.unknown_dim for d in value.shape
-        )
+        return tuple(d if isinstance(d, int) and d >= 0 else 1 for d in value.shape)
 
     def node_shapes(self, graph: Graph, node: Node) -> dict[int, Shape]:
         """Shapes of the values around ``node``, observed, declared or assumed."""
-        ids = (i for i in (*node.inputs, *node.outputs) if i is not None)
+        ids = (*node.input_ids, *node.output_ids)
         shapes = ((i, self._shape(graph.values[i])) for i in ids)
         return {i: shape for i, shape in shapes if shape is not None}
 

@@ -113,7 +113,7 @@ def _join(graph: Graph, value: Value) -> JoinedOutput | None:
     axis = node.attributes.get("axis", node.attributes.get("dim", 0))
     if not isinstance(axis, int) or not -rank <= axis < rank:
         return None
-    parts = [graph.values[i].shape for i in node.inputs if i is not None]
+    parts = [graph.values[i].shape for i in node.input_ids]
     sizes = [part[axis] for part in parts if part is not None and len(part) == rank]
     whole = [size for size in sizes if isinstance(size, int)]
     if len(whole) < len(node.inputs):

@@ -175,7 +175,10 @@ def _rounded(
         for index, (source, follows) in enumerate(
             zip(node.inputs, node.follows_in, strict=True)
         ):
-            if source is None or not follows or _holds(fmt, stored.get(source)):
+            if source is None or not follows:
+                continue
+            dtype = stored.get(source)
+            if fmt.storage is Format.FP32 and dtype is not None and fmt.holds(dtype):
                 continue
             to = scaled.at(index) if scaled is not None else fmt
             if isinstance(to, Scaled) and not (fmt.encodes_values or fmt.multiplies_codes):
@@ -226,16 +229,6 @@ def _all_round(
     used = [v.id for v in results if v.uses or v.is_output]
     readers = {use.node for use in wanted[value, to]}
     return used == [value] and not source.is_output and readers == set(source.uses)
-
-
-def _holds(fmt: Format, stored: Format | None) -> bool:
-    """Whether ``fmt``, which is stored as fp32, has every number of type ``stored``."""
-    return (
-        fmt.storage is Format.FP32
-        and stored is not None
-        and stored.mantissa_bits <= fmt.mantissa_bits
-        and stored.exponent_bits <= fmt.exponent_bits
-    )
 
 
 def _came_from(graph: Graph, value_id: int, fmt: Format) -> bool:

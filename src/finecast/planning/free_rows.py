@@ -142,7 +142,7 @@ def _free_values(graph: Graph) -> Mapping[int, frozenset[int]]:
     data = {v.id for v in graph.inputs}
     rounded = {v.id for v in graph.inputs if holds_floats(v)}
     for node in graph.nodes:
-        read = [i for i in node.inputs if i is not None]
+        read = node.input_ids
         shaping = read[:1] if node.op in _KEEPS_FIRST else read
         origins = frozenset[int]().union(*(free.get(i, ()) for i in shaping))
         numbers = node.op not in READS_SHAPE_ONLY
@@ -151,7 +151,7 @@ def _free_values(graph: Graph) -> Mapping[int, frozenset[int]]:
         if selects or _takes_size(node, rounded):
             origins |= {node.id}
         depends = numbers and not data.isdisjoint(read)
-        for index in (i for i in node.outputs if i is not None):
+        for index in node.output_ids:
             if origins:
                 free[index] = origins
             if depends:

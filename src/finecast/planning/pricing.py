@@ -154,7 +154,7 @@ def _last_readers(graph: Graph) -> list[int]:
     for value in graph.outputs:
         last[value.id] = 2 * len(graph.nodes)
     for node in reversed(graph.nodes):
-        seen = [last[v] for v in node.outputs if v is not None] if is_view(node) else []
+        seen = [last[v] for v in node.output_ids] if is_view(node) else []
         for index in node.inputs:
             if index is not None:
                 last[index] = max(last[index], 2 * node.id + 1, *seen)

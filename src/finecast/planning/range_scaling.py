@@ -297,7 +297,7 @@ class _Exponents:
 
     def _is_of_constants(self, value: Value) -> bool:
         """Whether a factor is computed of constants for one op, as the ``1 + w`` of a norm."""
-        maker = None if value.producer is None else self.graph.nodes[value.producer]
+        maker = self.graph.maker(value)
         law = None if maker is None else self.laws.get(maker.id)
         return (
             maker is not None
@@ -613,7 +613,7 @@ class _Changes:
         roots: dict[int, set[int]] = {}
         nodes: dict[int, set[int]] = {}
         for node in graph.nodes:
-            ports = {i for i in (*node.inputs, *node.outputs) if i is not None}
+            ports = {*node.input_ids, *node.output_ids}
             node_roots = {exponents.root(i) for i in ports if exponents.at(i)}
             if node_roots or node.id in self.made:
                 roots[node.id] = node_roots

@@ -16,7 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from finecast.errors import TOO_MANY_FILES, FinecastError, OutOfMemoryError, UsageError
+from finecast.errors import (
+    TOO_MANY_FILES,
+    FinecastError,
+    OutOfMemoryError,
+    UsageError,
+    first_line,
+)
 
 try:
     import resource
@@ -112,9 +118,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _what(error: BaseException) -> str:
-    if isinstance(error, FinecastError):
-        return error.what
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    return error.what if isinstance(error, FinecastError) else first_line(error)
 
 
 def _reached_limit() -> int:

@@ -184,8 +184,8 @@ class _Content:
                 "native": node.native,
                 "class": by_name(node.op).kind.label,
                 "scope": _path(node.scope),
-                "inputs": [i for i in node.inputs if i is not None],
-                "outputs": [i for i in node.outputs if i is not None],
+                "inputs": node.input_ids,
+                "outputs": node.output_ids,
                 **({} if decision is None else self._decision(decision)),
                 **self._more(node, ran),
             }
@@ -361,9 +361,7 @@ class _Content:
         if graph is None:
             return 0.0
         node = graph.nodes[self.numbers[name]]
-        declared = {
-            i: graph.values[i].shape for i in (*node.inputs, *node.outputs) if i is not None
-        }
+        declared = {i: graph.values[i].shape for i in (*node.input_ids, *node.output_ids)}
         shapes = {
             i: tuple(d if isinstance(d, int) and d > 0 else 1 for d in dims)
             for i, dims in declared.items()

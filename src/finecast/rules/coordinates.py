@@ -115,13 +115,13 @@ class _Forwards:
                 self._mark(node, _Kind.SURE)
             elif self._reads(node):
                 reasons[node.id] = "it reads positions or counts, whose digits all matter"
-            if all(i in self.fixed for i in node.inputs if i is not None):
-                self.fixed.update(i for i in node.outputs if i is not None)
+            if all(i in self.fixed for i in node.input_ids):
+                self.fixed.update(node.output_ids)
         return reasons
 
     def _reads(self, node: Node) -> bool:
         """Whether ``node`` has to read coordinates in fp32; marks results that are some."""
-        inputs = [self.graph.values[i] for i in node.inputs if i is not None]
+        inputs = [self.graph.values[i] for i in node.input_ids]
         floats = [v for v in inputs if v.format]
         integers = self._integers(node, inputs)
         kinds = [self.kinds[v.id] for v in floats if v.id in self.kinds]
@@ -143,7 +143,7 @@ class _Forwards:
     def _integers(self, node: Node, inputs: list[Value]) -> list[Value]:
         """The integer inputs that the op converts to floats, by a cast or by promotion."""
         info = by_name(node.op)
-        outputs = (self.graph.values[i] for i in node.outputs if i is not None)
+        outputs = (self.graph.values[i] for i in node.output_ids)
         if info.kind not in POINTWISE | {OpKind.CAST} or not any(v.format for v in outputs):
             return []
         return [v for v in inputs if _is_wide(v, self.low) and not _sums(self.graph, v)]
@@ -167,7 +167,7 @@ def _backwards(graph: Graph, forwards: Mapping[int, str]) -> dict[int, str]:
         summed = kind is OpKind.REDUCTION
         if kind not in _ORDERED and not summed and not outer_product(graph, node):
             continue
-        uses = [(n, i) for i in node.outputs if i is not None for n in graph.values[i].uses]
+        uses = [(n, i) for i in node.output_ids for n in graph.values[i].uses]
         readers = [u for u in uses if graph.nodes[u[0]].op not in READS_SHAPE_ONLY]
         if node.id not in later:
             readers = [u for u in readers if u[0] not in later]
@@ -211,7 +211,7 @@ def _sensitive_ports(graph: Graph, node: Node) -> tuple[int, ...]:
     inputs = [None if i is None else values[i] for i in node.inputs]
     ports = _SENSITIVE.get(node.op, ())
     if node.op == "cast":
-        dtypes = {values[i].dtype for i in node.outputs if i is not None}
+        dtypes = {values[i].dtype for i in node.output_ids}
         ports = (0,) if any("int" in d for d in dtypes) else ()
     zeros = (
         v.constant.largest == 0 for v in inputs if v is not None and v.constant is not None
@@ -230,7 +230,7 @@ def _deciding(graph: Graph) -> frozenset[int | None]:
     for node in reversed(graph.nodes):
         decides = by_name(node.op).kind is OpKind.CONTROL or truths.intersection(node.outputs)
         if decides:
-            read = (i for i in node.inputs if i is not None)
+            read = node.input_ids
             truths.update(i for i in read if graph.values[i].dtype == "bool")
     return frozenset(truths)
 

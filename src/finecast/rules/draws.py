@@ -103,5 +103,5 @@ def _reached(graph: Graph, values: set[int], starts: Callable[[Node], bool]) -> 
     reached = set(values)
     for node in graph.nodes:
         if starts(node) or any(index in reached for index in node.inputs):
-            reached.update(index for index in node.outputs if index is not None)
+            reached.update(node.output_ids)
     return frozenset(reached)

@@ -31,7 +31,7 @@ def computed_once(graph: Graph) -> frozenset[int]:
     """Ids of the values that are computed from float constants alone."""
     computed = map(graph.nodes.__getitem__, graph.once(computed_from_constants))
     float_ones = (n for n in computed if any(graph.following_inputs(n)))
-    return frozenset(i for n in float_ones for i in n.outputs if i is not None)
+    return frozenset(i for n in float_ones for i in n.output_ids)
 
 
 def settled(graph: Graph) -> frozenset[int]:
@@ -41,7 +41,7 @@ def settled(graph: Graph) -> frozenset[int]:
     model: exporters state a bias as a Reshape of a constant.
     """
     computed = (graph.nodes[n] for n in graph.once(computed_from_constants))
-    results = {i for node in computed for i in node.outputs if i is not None}
+    results = {i for node in computed for i in node.output_ids}
     return frozenset(results | {v.id for v in graph.values if v.constant is not None})
 
 
@@ -94,11 +94,11 @@ def computed_from_constants(graph: Graph) -> frozenset[int]:
     fixed = {v.id for v in graph.values if v.constant is not None}
     node_ids: set[int] = set()
     for node in graph.nodes:
-        reads = [i for i in node.inputs if i is not None]
+        reads = node.input_ids
         floats = node.format is None or any(graph.following_inputs(node))
         if reads and floats and all(i in fixed for i in reads):
             node_ids.add(node.id)
-            fixed.update(i for i in node.outputs if i is not None)
+            fixed.update(node.output_ids)
     return frozenset(node_ids)
 
 

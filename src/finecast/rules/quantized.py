@@ -69,7 +69,7 @@ def computed_in(graph: Graph, node: Node) -> str:
     """
     if node.id in graph.once(_regions):
         return "quantized"
-    for source in (graph.values[i] for i in node.inputs if i is not None):
+    for source in (graph.values[i] for i in node.input_ids):
         maker = graph.maker(origin(graph, source))  # ops between move codes
         label = None if maker is None else maker.attributes.get(ROUNDS)
         if isinstance(label, str):
@@ -97,7 +97,7 @@ def _scales(graph: Graph, node: Node, found: dict[int, _From]) -> bool:
     Records in ``found`` what the node's float outputs are.
     """
     info = by_name(node.op)
-    outputs = [i for i in node.outputs if i is not None and graph.values[i].format is not None]
+    outputs = [i for i in node.output_ids if graph.values[i].format is not None]
     if _quantizes(node):
         kind = _From.TENSOR if node.op in DEQUANTIZES else _From.SCALE
         found.update(dict.fromkeys(outputs, kind))
@@ -133,9 +133,9 @@ def _decoded(graph: Graph, node: Node, found: dict[int, _From]) -> _From | None:
         maker = graph.maker(source)
         if source.format is not None or maker is None:
             return None
-        before = {found.get(i) for i in maker.inputs if i is not None}
+        before = {found.get(i) for i in maker.input_ids}
         return _From.CODES if _From.TENSOR in before else None
-    kinds = [found[i] for i in node.inputs if i is not None and i in found]
+    kinds = [found[i] for i in node.input_ids if i in found]
     if node.op not in _DECODES or kinds != [_From.CODES]:
         return None
     return _From.CODES if node.op == "sub" else _From.TENSOR
@@ -166,7 +166,7 @@ def _fused(graph: Graph, found: dict[int, _From]) -> frozenset[int]:
             candidates.add(node.id)
         else:
             continue
-        found.update((i, _From.OP) for i in node.outputs if i is not None and i not in found)
+        found.update((i, _From.OP) for i in node.output_ids if i not in found)
     kept = set(products)
     for node in reversed(graph.nodes):
         if node.id in candidates and _leads_to(graph, node, kept):
@@ -176,14 +176,14 @@ def _fused(graph: Graph, found: dict[int, _From]) -> frozenset[int]:
 
 def _leads_to(graph: Graph, node: Node, kept: set[int]) -> bool:
     """Whether every reader of the node quantizes or is among ``kept``."""
-    readers = {n for i in node.outputs if i is not None for n in graph.values[i].uses}
+    readers = {n for i in node.output_ids for n in graph.values[i].uses}
     kinds = (_quantizes(graph.nodes[n]) or n in kept for n in readers)
     return bool(readers) and all(kinds)
 
 
 def _data(graph: Graph, node: Node) -> list[int]:
     """Ids of the float values that a node reads, constants apart."""
-    values = (graph.values[i] for i in node.inputs if i is not None)
+    values = (graph.values[i] for i in node.input_ids)
     return [v.id for v in values if v.constant is None and v.format is not None]
 
 

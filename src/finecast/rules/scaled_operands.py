@@ -280,7 +280,7 @@ def _joins(graph: Graph, value: Value) -> bool:
     maker = graph.maker(value)
     if maker is None or len(value.uses) != 1 or value.is_output:
         return False
-    sources = [graph.values[i] for i in maker.inputs if i is not None]
+    sources = [graph.values[i] for i in maker.input_ids]
     computed_values = [v for v in sources if v.id not in graph.once(settled)]
     if ROUNDS in maker.attributes and sources:
         return _joins(graph, sources[0])

@@ -64,7 +64,7 @@ def _leading(graph: Graph) -> dict[int, int]:
             if along or not by_name(node.op).matmul_engine:
                 states_by_node[node.id] = state
             if along:
-                waiting += (graph.values[i] for i in node.inputs if i is not None)
+                waiting += (graph.values[i] for i in node.input_ids)
     return states_by_node
 
 
@@ -106,7 +106,7 @@ def _mixed(
     for node in graph.nodes:
         if any(i in data for i in node.inputs):
             mixed.add(node.id)
-            data.update(i for i in node.outputs if i is not None)
+            data.update(node.output_ids)
     return frozenset(mixed)
 
 

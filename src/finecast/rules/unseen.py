@@ -31,7 +31,7 @@ def _judge(node: Node, context: Context) -> Ruling | None:
 
 def is_unseen(graph: Graph, node: Node, facts: Facts) -> bool:
     """Whether no element was observed of any value that the node gives, or reads."""
-    made = [facts[i].count for i in node.outputs if i is not None and i in facts]
+    made = [facts[i].count for i in node.output_ids if i in facts]
     read = [v for v in graph.following_inputs(node) if v.constant is None]
     counts = [facts[v.id].count if v.id in facts else None for v in read]
     return any(known and all(n == 0 for n in known) for known in (made, counts))

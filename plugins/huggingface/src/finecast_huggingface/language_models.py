@@ -35,7 +35,7 @@ from finecast.arguments import checked
 from finecast.calls import checks
 from finecast.data import to_array
 from finecast.engines import DTYPES, Array, Session, candidates
-from finecast.errors import EngineError, UsageError
+from finecast.errors import EngineError, UsageError, first_line
 from finecast.files import check_writable, write_text, writing
 from finecast.keywords import NamedKeywords, TuneKeywords
 from finecast.naming import kind_of
@@ -367,9 +367,8 @@ def _explained(where: str) -> Generator[None]:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        why, *_ = str(cause).strip().splitlines() or [type(cause).__name__]
         raise UsageError(
-            f"PyTorch's exporter does not write the model as ONNX: {why}",
+            f"PyTorch's exporter does not write the model as ONNX: {first_line(cause)}",
             where=where,
             fix="export the model by Optimum, and tune the file",
         ) from error

@@ -26,7 +26,7 @@ import finecast.torch as finecast_torch
 from finecast import Format, Plan, Policy, Scope
 from finecast.engines import Feeds, Speed, speed_of
 from finecast.engines.torch import Arguments, ProgramSignature, TorchEngine, examples, runnable
-from finecast.errors import ModelError, UsageError
+from finecast.errors import ModelError, UsageError, first_line
 from finecast.files import write_bytes
 from finecast.frontends import torch as frontend
 from finecast.frontends.torch import DTYPES, check_types_stay, evaluating, quiet
@@ -392,7 +392,7 @@ def load_module(folder: Path, model: nn.Module | None, *, trust: bool = False) -
         state = torch.load(folder / STATE, weights_only=True)
         result.model.load_state_dict(state)
     except Exception as error:  # torch's reader may raise anything for a damaged file
-        raise _unlike(folder, str(error).strip().splitlines()[0]) from error
+        raise _unlike(folder, first_line(error)) from error
     return result
 
 

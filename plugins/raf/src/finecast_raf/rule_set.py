@@ -177,7 +177,7 @@ def propagate(
             source = node.inputs[0] if node.op == "cast" else None
             if source is not None and stored.get(source) == low.label:
                 # A low value that is widened counts as low: the cast will be dropped.
-                stored.update((i, low.label) for i in node.outputs if i is not None)
+                stored.update((i, low.label) for i in node.output_ids)
             continue
         args = [None if i is None else stored.get(i) for i in node.inputs]
         wanted = is_low(node, ask(rule, node, args, low.label), low.label)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.data import file_of
-from finecast.errors import EngineError, UsageError
+from finecast.errors import EngineError, UsageError, first_line
 from finecast.evaluation import LocalWorker, NodeLostError, Opening, WorkerProcess
 from finecast.files import digest
 from finecast.measure import machine_environment as environment
@@ -266,7 +266,7 @@ def ray_workers(executor: str, progress: Progress) -> Sequence[RayWorker]:
             ray.init(address=address, logging_level="ERROR", log_to_driver=False)
         except (ConnectionError, ValueError) as error:
             raise EngineError(
-                f"there is no cluster: {error}".splitlines()[0],
+                f"there is no cluster: {first_line(error)}",
                 where=f"--executor {executor}",
                 fix="start one: ray start --head, and ray start --address HOST:PORT elsewhere",
             ) from error

@@ -11,10 +11,9 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.optim import Optimizer
 
-from finecast.errors import FinecastError
+from finecast.errors import FinecastError, first_line
 from finecast.naming import listed, percent
 from finecast_training.measures import StepFigures
-from finecast_training.step import first_line
 from finecast_training.target import Gradients, Sample, StepTarget
 
 _LOW: Final = frozenset({torch.bfloat16, torch.float16})

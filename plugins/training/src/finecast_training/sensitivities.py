@@ -15,6 +15,7 @@ import torch
 from torch._decomp import decomposition_table
 from torch.fx import Interpreter
 
+from finecast.errors import first_line
 from finecast.frontends.torch import TorchNative, first_order, shared_copy
 from finecast.graph import TANGENTS
 from finecast.planning import Analysis, Planner
@@ -54,7 +55,7 @@ def analysed(joint: JointGraph, planner: Planner) -> tuple[Analysis, str]:
             with torch.enable_grad():
                 errors = first_order(native, times.points, arguments, counted, draws=_DRAWS)
         except (RuntimeError, NotImplementedError) as error:
-            why = str(error).strip().partition("\n")[0]
+            why = first_line(error)
             more = _decompositions(why)
             if more.keys() <= replaced.keys():
                 return times.analysis(joint.prepared, planner), why

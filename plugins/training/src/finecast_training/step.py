@@ -19,7 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from finecast.calls import checks
 from finecast.engines.torch import check_no_autocast
-from finecast.errors import FinecastError, UsageError, UserCodeError
+from finecast.errors import FinecastError, UsageError, UserCodeError, first_line
 from finecast.naming import kind_of
 
 Loss = Callable[..., torch.Tensor]
@@ -165,11 +165,6 @@ def users_code(name: str) -> Generator[None]:
             where=name,
             fix=f"make the {name} work without finecast first, on the same batches",
         ) from error
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's words, or its type if it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _state(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 import finecast.torch
 from finecast import Plan, Policy, Scope
-from finecast.errors import UsageError
+from finecast.errors import UsageError, first_line
 from finecast.measure import ANCHOR, Effort, Race
 from finecast.naming import percent
 from finecast.planning import (
@@ -43,7 +43,6 @@ from finecast_training.measures import (
 from finecast_training.optimizer_states import GRADIENTS, trained_by, wide_states
 from finecast_training.replay import Replay, Replayed
 from finecast_training.sensitivities import analysed
-from finecast_training.step import first_line
 from finecast_training.step_plan import StepPlan, Way
 from finecast_training.target import Call, Gradients, Sample, StepTarget, backward
 from finecast_training.training_rules import (

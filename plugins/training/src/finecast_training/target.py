@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from finecast.errors import UsageError
+from finecast.errors import UsageError, first_line
 from finecast.naming import kind_of
 from finecast.processes import available_bytes
 from finecast_training.measures import (
@@ -37,7 +37,6 @@ from finecast_training.step import (
     check_arity,
     check_loss,
     check_trainable,
-    first_line,
     users_code,
 )
 

@@ -31,7 +31,6 @@ from finecast.devices.emulation import (
 )
 from finecast.engines.base import (
     Array,
-    EmulatedSession,
     Feeds,
     Session,
     UnorderedError,
@@ -267,8 +266,12 @@ def check_emulation(emulation: Emulation, library: str) -> None:
 
 @final
 @dataclass(slots=True, kw_only=True)
-class EmulatorSession(EmulatedSession):
-    """A model as a device computes it.
+class EmulatorSession(Session):
+    """A model as a device computes it; ``apply`` changes which nodes are cast.
+
+    Law: with stochastic rounding, draws depend on the index of the sample since ``apply`` or
+    ``restart``, not on how samples were split into batches. The time that emulation takes says
+    nothing of the device: there is no profile.
 
     Attributes:
         copy: Makes a copy of the model.
@@ -279,6 +282,7 @@ class EmulatorSession(EmulatedSession):
         kernels: Nodes that run as one; None for those of ``device_kernels``.
         switched: Whether one model serves all settings, by an extra input. Else one is built
             for each, which runs faster.
+        summed: The number of ops that add up in the order that the emulation states.
     """
 
     copy: Callable[[], NativeModel]
@@ -288,6 +292,7 @@ class EmulatorSession(EmulatedSession):
     low: Mapping[int, Format] = field(default_factory=dict[int, Format])
     kernels: Sequence[frozenset[int]] | None = None
     switched: bool = False
+    summed: int = field(default=0, init=False)
     _emulated: Emulated | None = field(default=None, init=False)
     _session: Session = field(init=False)
     _own: Mapping[str, Array] = field(init=False)

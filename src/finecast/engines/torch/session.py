@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from finecast.engines.base import Array, Feeds, Session, TensorSpec, ordered_feeds
 from finecast.engines.base import dtype_label as dtype_label_of
-from finecast.errors import EngineError, ModelError, UsageError
+from finecast.errors import EngineError, ModelError, UsageError, first_line
 from finecast.frontends.native_model import OFFSET
 from finecast.frontends.torch.aten import DTYPES, dtype_label
 from finecast.frontends.torch.capture import evaluating, user_ports
@@ -26,8 +26,6 @@ from finecast.naming import kind_of
 from finecast.numbers.formats import Format
 from finecast.planning.points import SWITCH
 
-_LONGEST: Final = 200
-"""Characters of an error of PyTorch's that a message quotes."""
 _LOW: Final = {Format.BF16.label: Format.BF16}
 _FURTHER: Final = {SWITCH: "bool", OFFSET: "int64"}
 """Types of the inputs that copies may have besides those of their program."""
@@ -231,8 +229,7 @@ def as_engine_error() -> Generator[None]:
     try:
         yield
     except (RuntimeError, NotImplementedError, IndexError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [""])[0][:_LONGEST]
-        raise EngineError(f"PyTorch fails: {first}") from error
+        raise EngineError(f"PyTorch fails: {first_line(error)}") from error
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from finecast import ops
-from finecast.errors import FinecastError, ModelError
+from finecast.errors import FinecastError, ModelError, first_line
 from finecast.frontends.collection import paused_collection
 from finecast.frontends.exact_casts import StoredAs, restated, rounded_first
 from finecast.frontends.joining import ModelPair
@@ -58,7 +58,6 @@ from finecast.frontends.onnx.types import (
 from finecast.frontends.onnx.types import correct_outputs as correct_outputs
 from finecast.frontends.onnx.types import types_computed_in as types_computed_in
 from finecast.frontends.onnx.verify import check as check
-from finecast.frontends.onnx.verify import first_line
 from finecast.frontends.onnx.verify import shapeless_ports as shapeless_ports
 from finecast.frontends.onnx.writer import EditedModel, apply_edits
 from finecast.frontends.prepared import AppliedModel, ModelLibrary, PreparedModel

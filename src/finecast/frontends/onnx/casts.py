@@ -14,8 +14,11 @@ import onnx_ir as ir
 
 from finecast.frontends.onnx.constants import DATA_TYPES
 from finecast.frontends.onnx.editor import MARK, is_read
+from finecast.numbers.formats import Format
 
-_FLOATS: Final = {data_type: fmt for fmt, data_type in DATA_TYPES.items()}
+_FORMATS: Final[dict[ir.DataType | None, Format]] = {
+    data_type: fmt for fmt, data_type in DATA_TYPES.items()
+}
 
 
 def merge_casts(graphs: Iterable[ir.Graph]) -> None:
@@ -60,7 +63,7 @@ def _is_ours(node: ir.Node) -> bool:
 
 def _between_floats(node: ir.Node) -> bool:
     source = node.inputs[0]
-    return source is not None and {source.dtype, node.outputs[0].dtype} <= {*_FLOATS}
+    return source is not None and {source.dtype, node.outputs[0].dtype} <= {*_FORMATS}
 
 
 def _shorten(node: ir.Node) -> Iterator[ir.Node]:
@@ -73,21 +76,12 @@ def _shorten(node: ir.Node) -> Iterator[ir.Node]:
         if before is None or before.op_type != "Cast" or before.domain:
             return
         origin = before.inputs[0]
-        if origin is None or not _between_floats(before) or not _holds(source, origin):
+        if origin is None or not _between_floats(before):
+            return
+        if not _FORMATS[source.dtype].holds(_FORMATS[origin.dtype]):
             return
         node.replace_input_with(0, origin)
         yield before
-
-
-def _holds(wide: ir.Value, narrow: ir.Value) -> bool:
-    """Whether the type of ``wide`` has every number of the type of ``narrow``."""
-    assert wide.dtype is not None
-    assert narrow.dtype is not None
-    wide_format, narrow_format = _FLOATS[wide.dtype], _FLOATS[narrow.dtype]
-    return (
-        wide_format.mantissa_bits >= narrow_format.mantissa_bits
-        and wide_format.exponent_bits >= narrow_format.exponent_bits
-    )
 
 
 def bypass(node: ir.Node, source: ir.Value) -> bool:

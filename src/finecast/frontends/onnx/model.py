@@ -16,7 +16,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError, EncodeError
 from onnx_ir.external_data import set_base_dir
 
-from finecast.errors import ModelError, UsageError, naming
+from finecast.errors import ModelError, UsageError, first_line, naming
 from finecast.files import DATA_SUFFIX, check_writable, digest, writing
 from finecast.files.staging import Stage, staging
 from finecast.frontends.collection import paused_collection
@@ -31,7 +31,6 @@ from finecast.frontends.onnx.verify import (
     check_ports,
     check_tensors,
     check_text,
-    first_line,
     inner_tensors,
     name_graphs,
     sort_nodes,

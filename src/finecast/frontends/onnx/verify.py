@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 import onnx
 import onnx_ir as ir
 
-from finecast.errors import ModelError
+from finecast.errors import ModelError, first_line
 from finecast.frontends.onnx import native
 from finecast.frontends.onnx.native import size_bytes
 from finecast.frontends.onnx.types import bodies, bodies_in
@@ -315,12 +315,6 @@ def _declares(tensor: onnx.TensorProto, what: str, path: Path) -> ModelError:
 
 
 # Written files.
-
-
-def first_line(error: BaseException) -> str:
-    """The beginning of an error's text."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
 
 
 def check(path: Path, *, shapeless: Collection[str] = ()) -> None:

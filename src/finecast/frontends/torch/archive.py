@@ -26,7 +26,7 @@ from torch.export import ExportedProgram
 from torch.export.pt2_archive._package import PT2ArchiveReader, load_pt2
 from torch.utils import _pytree
 
-from finecast.errors import ModelError, UsageError
+from finecast.errors import ModelError, UsageError, first_line
 from finecast.frontends.torch.codes import coded_ops
 
 _TRUST: Final = "if you trust who made it, say so: --trust"
@@ -89,9 +89,9 @@ def load_program(path: Path, *, trust: bool = False) -> ExportedProgram:
         raise ModelError(error.what, where=str(path), fix=error.fix) from error
     except Exception as error:
         # A damaged archive makes torch's reader raise errors of any kind.
-        first = (str(error).strip().splitlines() or [""])[0]
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise ModelError(
-            f"not a program that this PyTorch can read: {type(error).__name__}: {first}",
+            f"not a program that this PyTorch can read: {reason}",
             where=str(path),
             fix=f"save it with torch.export.save of PyTorch {torch.__version__}",
         ) from error

@@ -20,7 +20,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from finecast.errors import ModelError, UsageError
+from finecast.errors import ModelError, UsageError, first_line
 from finecast.frontends.torch.draws import number_draws
 from finecast.frontends.torch.expand import BIASES, expand_ops
 from finecast.frontends.torch.reader import (
@@ -266,7 +266,7 @@ _PLACE: Final = re.compile(r'The following call raised this error:\n  File "(.+)
 def not_captured(error: Exception, module: str) -> ModelError:
     """The error for a module, by name, on which ``torch.export`` raised ``error``."""
     text = str(error).strip()
-    first = _ASIDES.sub("", (text.splitlines() or [""])[0]).strip()
+    first = _ASIDES.sub("", first_line(error)).strip()
     place = _PLACE.search(text)
     where = f"{module}, {place[1]}:{place[2]}" if place else module
     fix = next((fix for part, fix in _FIXES if part in text), _FIX)

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter
 from torch.utils._pytree import tree_leaves
 
-from finecast.errors import UsageError
+from finecast.errors import UsageError, first_line
 from finecast.naming import kind_of
 
 _PLAIN: Final = (bool, int, float, str, type(None))
@@ -130,7 +130,7 @@ class InputCheck:
         other = self.other_size(args, kwargs)
         if not other or isinstance(error, torch.OutOfMemoryError):
             return error
-        return _not_run(other, (str(error).strip().splitlines() or [""])[0])
+        return _not_run(other, first_line(error))
 
 
 def _not_run(other: str, why: str) -> UsageError:

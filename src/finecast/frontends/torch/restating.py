@@ -282,7 +282,9 @@ def _viewed(node: FxNode) -> FxNode:
 # Laws: a value has at most one cast to a type, and none to the type that it has; a cast of a
 # widened value reads the value before it was widened. No number changes, as widening is exact.
 
-_FORMATS = {dtype: fmt for fmt, dtype in DTYPES.items()}
+_FORMATS: Final[dict[torch.dtype | None, Format]] = {
+    dtype: fmt for fmt, dtype in DTYPES.items()
+}
 _INPUTS = frozenset({"placeholder", "get_attr"})
 
 
@@ -318,19 +320,11 @@ def _narrowest(source: FxNode) -> FxNode:
     """The value that ``source`` was widened from, through all casts; or ``source`` itself."""
     while (dtype := conversion(source)) is not None:
         before = source.all_input_nodes[0]
-        if not _holds(dtype, _dtype(before)):
+        wide, narrow = _FORMATS.get(dtype), _FORMATS.get(_dtype(before))
+        if wide is None or narrow is None or not wide.holds(narrow):
             break
         source = before
     return source
-
-
-def _holds(wide: torch.dtype, narrow: torch.dtype | None) -> bool:
-    """Whether ``wide`` holds every number of ``narrow`` exactly."""
-    if narrow is None or narrow not in _FORMATS or wide not in _FORMATS:
-        return False
-    a: Format = _FORMATS[wide]
-    b: Format = _FORMATS[narrow]
-    return b.mantissa_bits <= a.mantissa_bits and b.exponent_bits <= a.exponent_bits
 
 
 def _leaks(source: FxNode, cast: FxNode) -> bool:

@@ -51,7 +51,7 @@ from finecast.frontends.torch.runnable import RunnableModule
 from finecast.graph import Dim, Graph
 from finecast.native.artefact import Converted, Destination, Verified
 from finecast.native.conversion import Converter, Request
-from finecast.native.device import Program
+from finecast.native.emulated import Program
 from finecast.native.engine_model import EngineModel
 from finecast.native.model import ReadOptions, RunOptions
 from finecast.native.planning import Judging

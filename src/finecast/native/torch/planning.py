@@ -25,7 +25,7 @@ from finecast.engines.torch import TorchEngine
 from finecast.engines.torch.costs import CompiledCost
 from finecast.engines.torch.integers import compiled_frozen, relative_error
 from finecast.engines.torch.session import Arguments, ProgramSignature
-from finecast.errors import EngineError, ModelError, UsageError
+from finecast.errors import EngineError, ModelError, UsageError, first_line
 from finecast.frontends.torch import Captured, TorchApplied, TorchPrepared, applied
 from finecast.frontends.torch.aten import native_name
 from finecast.frontends.torch.native import TorchNative
@@ -121,17 +121,15 @@ def judged(
                 fix="exclude these ops by a rule, and report the module",
             )
         engine = engine.without(missing)
-    told = _captured_otherwise(model, captured, feeds)
+    notes = _capture_notes(model, captured, feeds)
     if not uses_codes(policy, engine.device):
-        return planner, told
+        return planner, notes
     arguments = model.signature.unflattened(leaves)
     planner, of_codes = with_codes(captured, planner, arguments, progress)
-    return planner, (*told, *of_codes)
+    return planner, (*notes, *of_codes)
 
 
-def _captured_otherwise(
-    model: TorchModel, captured: Captured, feeds: Feeds
-) -> tuple[str, ...]:
+def _capture_notes(model: TorchModel, captured: Captured, feeds: Feeds) -> tuple[str, ...]:
     """What is said of a module that computes otherwise than what was captured of it.
 
     All errors are against the module: they count that difference, which no format makes.
@@ -155,11 +153,11 @@ def _captured_otherwise(
         return ()
     fast = any(isinstance(part, torch.nn.TransformerEncoder) for part in module.modules())
     remedy = f": {_FAST_PATH}" if fast else ""
-    told = (
+    note = (
         "the module gives other numbers than what torch.export captures of it, in fp32"
         f" (relative error {error:.2g}), and errors count that{remedy}"
     )
-    return (told,)
+    return (note,)
 
 
 def _check_runs(captured: Captured, leaves: Sequence[Any]) -> None:
@@ -168,9 +166,8 @@ def _check_runs(captured: Captured, leaves: Sequence[Any]) -> None:
         with torch.no_grad():
             Isolated(captured.module).leaves(leaves)
     except (RuntimeError, NotImplementedError) as error:
-        first = (str(error).strip().splitlines() or [""])[0]
         raise ModelError(
-            f"the module does not run on its example inputs: {first}",
+            f"the module does not run on its example inputs: {first_line(error)}",
             fix="give inputs on which the module itself runs",
         ) from error
 
@@ -497,10 +494,9 @@ def _compiled(
         # Dynamo's own error begins with the backend's name; what failed is within.
         cause = getattr(error, "inner_exception", error)
         missing = isinstance(cause, InvalidCxxCompiler)
-        lines: Sequence[Any] = str(cause).strip().splitlines() or [""]
         raise UsageError(
             "products on integers run in compiled modules, and this one cannot be compiled:"
-            f" {type(cause).__name__}: {lines[0]}",
+            f" {type(cause).__name__}: {first_line(cause)}",
             where="policy",
             fix="install a C++ compiler, or use bf16"
             if missing

@@ -20,7 +20,7 @@ from finecast.frontends.torch.expand import ACCUMULATIONS, ATTENTION, STEP_OF, e
 from finecast.frontends.torch.reader import hinted_shapes, read
 from finecast.frontends.torch.restating import free_of_strides
 from finecast.graph import Graph, Node
-from finecast.native.emulated import EmulatedSubject, NativeProgram, OnDevice
+from finecast.native.emulated import EmulatedSubject, OnDevice, Program
 from finecast.native.roundings import Times
 from finecast.native.torch.planning import measured_errors
 from finecast.numbers.formats import Format
@@ -35,7 +35,7 @@ _STATISTICS: Final = "batch_norm"
 
 
 @dataclass(slots=True, kw_only=True)
-class TorchProgram(NativeProgram):
+class TorchProgram(Program):
     """A ``Program`` of an exported program, with attention in single steps.
 
     Where a device rounds sums, accumulations are in single steps, too. In ``graph`` scale and
