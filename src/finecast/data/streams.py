@@ -15,7 +15,14 @@ from typing import Any, Final, cast
 import numpy as np
 
 from finecast.data.datasets import LABELS, Batch, as_input, check_array, repeated
-from finecast.engines.base import Array, TensorSpec, fits, in_native_order, shape_text
+from finecast.engines.base import (
+    Array,
+    TensorSpec,
+    by_own_names,
+    fits,
+    in_native_order,
+    shape_text,
+)
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 
@@ -82,7 +89,7 @@ class Stream:
         names = [spec.name for spec in self.inputs]
         if not isinstance(inputs, Mapping):
             inputs = dict(zip(names, inputs, strict=True))
-        arrays = dict(cast("Mapping[str, Any]", inputs))
+        arrays = dict(by_own_names(cast("Mapping[str, Any]", inputs), self.inputs))
         for name in (self.label_name,) if self.label_name else LABELS:
             if labels is None and name in arrays and name not in names:
                 labels = arrays.pop(name)
