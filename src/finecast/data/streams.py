@@ -14,7 +14,14 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from finecast.data.datasets import LABELS, Batch, as_input, check_array, repeated
+from finecast.data.datasets import (
+    LABELS,
+    Batch,
+    as_input,
+    check_array,
+    repeated,
+    sample_digests,
+)
 from finecast.engines.base import (
     Array,
     TensorSpec,
@@ -62,6 +69,19 @@ class Stream:
                 yield self._batch(feeds, labels, start, count)
         if not taken:
             raise UsageError("the data yields no batch", where="data", fix="give some")
+
+    @property
+    def copies(self) -> int:
+        """How many samples of a pass have the inputs of one before them."""
+        digests: set[bytes] = set()
+        total = 0
+        for item in self.source():
+            arrays = [a for a in self._parts(item)[0].values() if a.ndim]
+            count = len(arrays[0]) if arrays else 0
+            rows = [(a, 0) for a in arrays if len(a) == count]
+            digests.update(sample_digests(rows, count))
+            total += count
+        return total - len(digests)
 
     def _batch(
         self, feeds: Mapping[str, Array], labels: Array | None, start: int, end: int
