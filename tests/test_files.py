@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from finecast.errors import UsageError
-from finecast.files import CommandFiles
+from finecast.files import CommandFiles, writing
 
 
 def same(path: Path) -> Path:
@@ -214,3 +214,9 @@ def test_a_link_is_no_folder_of_a_model(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(UsageError, match="output is a link"):
         CommandFiles(force=True).write("-o", tmp_path / "link", folder="saved_model.pb")
+
+
+def test_a_name_that_is_too_long_is_to_be_shorter(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 300)
+    with pytest.raises(UsageError, match="choose a shorter name"), writing(path):
+        path.write_text("")

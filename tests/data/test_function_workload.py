@@ -7,8 +7,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from finecast.data.function_workload import FunctionWorkload, Run
 from finecast.data.functions import metric_value
@@ -132,11 +134,33 @@ def test_the_baseline_is_judged_twice_and_run_once() -> None:
     assert session.runs == 4
 
 
-@pytest.mark.parametrize("value", ["0.9", b"1", None, [0.5], object()])
+@pytest.mark.parametrize("value", [
+        "0.9", b"1", None, [0.5], object(), True, np.bool_(0), torch.tensor(True), 1j,
+        np.complex64(1), (0.5, torch.tensor(0.1)), {"accuracy": 0.5}, np.ones((2, 2)),
+        torch.ones(2, 2), np.array([]),
+    ],
+)  # fmt: skip
 def test_a_metric_that_is_no_number_is_refused(value: object) -> None:
     with pytest.raises(UserCodeError, match=f"of type {type(value).__name__}, not a number"):
         metric_value(value, "mine")
-    assert metric_value(np.float32(0.5), "mine") == 0.5
+
+
+def test_of_several_values_the_error_asks_for_the_one_to_keep() -> None:
+    with pytest.raises(UserCodeError, match=r"returns \(0\.9, 0\.1\).*the one to keep"):
+        metric_value((0.9, 0.1), "mine")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float32(0.5), np.array([0.5]), np.array(0.5), torch.tensor(0.5),
+        torch.tensor([0.5]), torch.tensor(0.5, dtype=torch.bfloat16),
+        torch.tensor([0.0, 1.0], requires_grad=True),
+        np.array([True, False]), torch.tensor([1, 0]), ml_dtypes.bfloat16(0.5),
+    ],
+)  # fmt: skip
+def test_a_metric_may_be_a_number_of_any_library_or_one_for_each_sample(value: object) -> None:
+    assert metric_value(value, "mine") == 0.5
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])

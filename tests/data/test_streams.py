@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from finecast.data.streams import Stream, re_iterable
 from finecast.engines.base import TensorSpec
@@ -115,3 +116,22 @@ def test_single_samples_are_told_how_to_become_batches() -> None:
     with pytest.raises(UsageError, match="yields single samples: array 'x' has shape") as told:
         list(stream([(row, 0) for row in X]).batches(1))
     assert "DataLoader" in str(told.value.fix)
+
+
+def test_samples_that_come_several_times_are_counted() -> None:
+    assert stream([X, X[:2]]).copies == 2  # in another batch
+    assert stream([X[[0, 1, 0]]]).copies == 1  # in the same one
+    assert stream([X, X + 1]).copies == 0
+
+
+def test_a_sampler_with_replacement_gives_copies() -> None:
+    rows: Any = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.arange(8))
+    drawn = torch.utils.data.RandomSampler(rows, replacement=True, num_samples=20)
+    loader = torch.utils.data.DataLoader(rows, batch_size=3, sampler=drawn)
+    assert stream(loader).copies >= 12
+
+
+def test_an_input_that_all_samples_share_tells_no_samples_apart() -> None:
+    shared = TensorSpec(name="table", dtype="fp32", shape=(2, 3))
+    item = {"x": X[[0, 1, 1]], "table": X[:2]}
+    assert stream([item], (SPECS[0], shared)).copies == 1

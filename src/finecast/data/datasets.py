@@ -109,14 +109,8 @@ class Dataset:
     @property
     def copies(self) -> int:
         """How many samples have the inputs of one before them."""
-        axes = {name: axis for name, axis in self.axes.items() if axis is not None}
-        if not axes:
-            return 0
-        digests: set[bytes] = set()
-        for index in range(self.size):
-            rows = (self.arrays[name].take(index, axis) for name, axis in axes.items())
-            digests.add(hashlib.sha256(b"".join(row.tobytes() for row in rows)).digest())
-        return self.size - len(digests)
+        axes = [(self.arrays[n], axis) for n, axis in self.axes.items() if axis is not None]
+        return self.size - len({*sample_digests(axes, self.size)}) if axes else 0
 
     def batches(
         self, batch_size: int, *, limit: int | None = None, part: Part = WHOLE
@@ -179,6 +173,13 @@ def as_input(array: Array, spec: TensorSpec) -> Array:
         )
     plain = array.astype(str) if array.dtype.kind == "S" else array
     return np.ascontiguousarray(plain, dtype=DTYPES[spec.dtype]).reshape(array.shape)
+
+
+def sample_digests(arrays: Sequence[tuple[Array, int]], size: int) -> Iterator[bytes]:
+    """What identifies the inputs of each of ``size`` samples, from arrays and their axes."""
+    for index in range(size):
+        rows = (array.take(index, axis) for array, axis in arrays)
+        yield hashlib.sha256(b"".join(row.tobytes() for row in rows)).digest()
 
 
 def data_set(

@@ -14,7 +14,7 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from io import StringIO
@@ -26,6 +26,7 @@ import numpy as np
 
 from finecast.data.metrics import Score
 from finecast.data.samples import mean_samples
+from finecast.data.streams import to_array
 from finecast.engines.base import Array
 from finecast.errors import UsageError, UserCodeError
 from finecast.usercode import guarded, line_in
@@ -267,27 +268,34 @@ class Recording(Generic[T]):
 def metric_value(found: object, where: str) -> Score:
     """What a user's evaluation function returned, as a number.
 
-    An array of several numbers has one for each sample, and the metric is their mean.
+    A one-dimensional array or tensor has a number for each sample, where False is 0 and True
+    is 1, and the metric is their mean.
 
     Raises:
-        UserCodeError: If it is text, or no number at all.
+        UserCodeError: If it is no real number: a single truth value, text, several values.
     """
-    if isinstance(found, np.ndarray) and found.ndim == 1 and found.size > 1:
-        values = cast("Array", found)
-        if values.dtype.kind in "biuf":
-            samples = mean_samples(values.astype(np.float64))
-            return Score(samples.value(), samples={"": samples})
+    known = hasattr(found, "detach") or isinstance(found, np.ndarray | np.generic)
+    array = to_array(found) if known else None
+    if array is not None and array.ndim == 1 < array.size and array.dtype.kind in "biuf":
+        samples = mean_samples(array.astype(np.float64))
+        return Score(samples.value(), samples={"": samples})
     try:
-        text = isinstance(found, str | bytes | bytearray)
-        return Score(float(cast("Any", None if text else found)))
-    except (TypeError, ValueError, RuntimeError) as error:  # torch's, of several elements
+        value: Any = found if array is None else array.item()
+        no_number = isinstance(value, bool | complex | str | bytes | bytearray)
+        return Score(float(cast("Any", None if no_number else value)))
+    except (TypeError, ValueError) as error:
         shown = repr(found)
+        fix = "return a float, or a one-dimensional array with a number for each sample"
         raise UserCodeError(
             f"the evaluation function returns {shown if len(shown) < _SHOWN else 'an object'}"
             f" of type {type(found).__name__}, not a number",
             where=where,
-            fix="return a float, or a one-dimensional array with a number for each sample",
+            fix=f"{fix}; of several values the one to keep" if _is_group(found) else fix,
         ) from error
+
+
+def _is_group(found: object) -> bool:
+    return isinstance(found, tuple | list | Mapping)
 
 
 def check_finite(baseline: float, where: str) -> None:

@@ -23,7 +23,7 @@ from finecast.data.functions import source_digest
 from finecast.data.options import DataOptions
 from finecast.data.streams import Stream, re_iterable, to_array
 from finecast.data.tables import ImageFolder, samples_of, table_in
-from finecast.engines.base import Array, TensorSpec
+from finecast.engines.base import Array, TensorSpec, by_own_names
 from finecast.errors import UsageError
 from finecast.files import digest
 from finecast.usercode import guarded
@@ -65,10 +65,10 @@ class Needed:
         """
         options = self.options
         samples = data_set(
-            arrays,
+            by_own_names(arrays, self.inputs),
             self.inputs,
             labels=self.labels,
-            sample_axes=options.sample_axes,
+            sample_axes=by_own_names(options.sample_axes, self.inputs),
             beside=options.groups,
             advice=self.advice,
             where=where,
@@ -177,7 +177,11 @@ def _of_table(table: Any, needed: Needed) -> Dataset | Stream:
 def _rows(columns: Mapping[str, Any], needed: Needed, where: str) -> Dataset:
     beside = needed.options.groups
     arrays = samples_of(
-        columns, needed.inputs, labels=needed.labels, beside=beside, where=where
+        by_own_names(columns, needed.inputs),
+        needed.inputs,
+        labels=needed.labels,
+        beside=beside,
+        where=where,
     )
     return needed.cut(arrays, where)
 

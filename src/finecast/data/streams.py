@@ -14,8 +14,22 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from finecast.data.datasets import LABELS, Batch, as_input, check_array, repeated
-from finecast.engines.base import Array, TensorSpec, fits, in_native_order, shape_text
+from finecast.data.datasets import (
+    LABELS,
+    Batch,
+    as_input,
+    check_array,
+    repeated,
+    sample_digests,
+)
+from finecast.engines.base import (
+    Array,
+    TensorSpec,
+    by_own_names,
+    fits,
+    in_native_order,
+    shape_text,
+)
 from finecast.errors import UsageError
 from finecast.naming import unknown_name
 
@@ -56,6 +70,19 @@ class Stream:
         if not taken:
             raise UsageError("the data yields no batch", where="data", fix="give some")
 
+    @property
+    def copies(self) -> int:
+        """How many samples of a pass have the inputs of one before them."""
+        digests: set[bytes] = set()
+        total = 0
+        for item in self.source():
+            arrays = [a for a in self._parts(item)[0].values() if a.ndim]
+            count = len(arrays[0]) if arrays else 0
+            rows = [(a, 0) for a in arrays if len(a) == count]
+            digests.update(sample_digests(rows, count))
+            total += count
+        return total - len(digests)
+
     def _batch(
         self, feeds: Mapping[str, Array], labels: Array | None, start: int, end: int
     ) -> Batch:
@@ -82,7 +109,7 @@ class Stream:
         names = [spec.name for spec in self.inputs]
         if not isinstance(inputs, Mapping):
             inputs = dict(zip(names, inputs, strict=True))
-        arrays = dict(cast("Mapping[str, Any]", inputs))
+        arrays = dict(by_own_names(cast("Mapping[str, Any]", inputs), self.inputs))
         for name in (self.label_name,) if self.label_name else LABELS:
             if labels is None and name in arrays and name not in names:
                 labels = arrays.pop(name)

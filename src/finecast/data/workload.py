@@ -221,7 +221,7 @@ class DataWorkload(Workload):
     @property
     def copies(self) -> int:
         """Those of a data set."""
-        return self.data.copies if isinstance(self.data, Dataset) else 0
+        return self.data.copies
 
     @property
     def digest(self) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,9 @@ def untimed_of(feeds: Feeds) -> int:
     return feeds.untimed if isinstance(feeds, Steps) else 0
 
 
+T = TypeVar("T")
+
+
 def each_call(feeds: Feeds, change: Callable[[Feeds], Mapping[str, Array]]) -> Feeds:
     """``feeds`` with each call changed; a sequence stays one."""
     if isinstance(feeds, Steps):
@@ -71,12 +74,14 @@ class TensorSpec:
     """Name, element type (a format's label or another type's name) and shape of a port.
 
     ``rows`` are the integers that an input takes, where they are known to index a table.
+    ``aliases`` are other names of an input, by which data may name it, too.
     """
 
     name: str
     dtype: str
     shape: tuple[int | str | None, ...] | None
     rows: range | None = None
+    aliases: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -573,6 +578,20 @@ def in_native_order(array: Array) -> Array:
     return array.astype(array.dtype.newbyteorder("=")) if swapped else array
 
 
+def by_own_names(values: Mapping[str, T], inputs: Sequence[TensorSpec]) -> Mapping[str, T]:
+    """``values`` by the names of the inputs that are named by another name of theirs.
+
+    An alias is no other name where it is the name of an input, or the input's name is given,
+    too: such a value keeps the name that it has.
+    """
+    names = {spec.name for spec in inputs}
+    free = [spec for spec in inputs if spec.aliases and spec.name not in values]
+    own = {alias: spec.name for spec in free for alias in spec.aliases if alias not in names}
+    taken = {name: own.get(name, name) for name in values}
+    unique = len(set(taken.values())) == len(taken)
+    return {taken[n]: value for n, value in values.items()} if own and unique else values
+
+
 def ordered_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> list[Array]:
     """The arrays of ``feeds`` in the model's order, after checking names, types and shapes.
 
@@ -585,16 +604,17 @@ def ordered_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> list[Array]:
     """
     names = [spec.name for spec in inputs]
     known = ", ".join(names) or "none"
-    for name in feeds:
+    named = by_own_names(feeds, inputs)
+    for name in named:
         if name not in names:
             raise UsageError(f"unknown input {name!r}", fix=f"the model's inputs are {known}")
     arrays: list[Array] = []
     for spec in inputs:
-        if spec.name not in feeds:
+        if spec.name not in named:
             raise UsageError(
                 f"input {spec.name!r} is missing", fix=f"the model's inputs are {known}"
             )
-        array = in_native_order(feeds[spec.name])
+        array = in_native_order(named[spec.name])
         if spec.dtype in _LOW and array.dtype == np.float32:
             array = array.astype(DTYPES[spec.dtype])
         check_array(array, spec)

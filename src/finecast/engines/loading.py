@@ -20,6 +20,8 @@ from finecast.plugin import plugins
 
 EXACT: Final = "onnxruntime"
 """The engine that computes ONNX models exactly in fp32."""
+AS_IR: Final = "name the output NAME.xml: OpenVINO runs the model, and computes its values"
+"""Advice on an ONNX model that OpenVINO alone runs."""
 _AT_ONCE: Final = 2
 """Models that are loaded at a time: one here, and one in the process of dry runs."""
 
@@ -49,6 +51,8 @@ def exact_session(model: Any, *, optimizing: bool = True, apart: bool = False) -
             fix = error.fix
             if taken := _taken_from(model):
                 fix = f"take the model to fp32 first: --from-type {taken}"
+            elif fix == other_engines(EXACT) and _loads_as_ir(model):
+                fix = AS_IR
             elif fix == other_engines(EXACT):
                 # No choice of the user's leads to another engine here.
                 fix = (
@@ -76,6 +80,15 @@ def _taken_from(model: Any) -> str:
     except FinecastError:
         return ""
     return label
+
+
+def _loads_as_ir(model: Any) -> bool:
+    """Whether OpenVINO loads an ONNX model whose ops ONNX Runtime has no kernels for."""
+    try:
+        load_model(get_engine("openvino"), model)
+    except FinecastError:
+        return False
+    return True
 
 
 def exact_engine(*, optimizing: bool = True) -> Engine:

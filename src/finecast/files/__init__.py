@@ -7,6 +7,7 @@ file. An existing file is only replaced with ``force``.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -333,10 +334,13 @@ def writing(path: Path | str) -> Generator[None]:
     try:
         yield
     except OSError as error:
+        too_long = error.errno == errno.ENAMETOOLONG
         raise UsageError(
             f"cannot write the output: {error.strerror or error}",
             where=str(path),
-            fix="choose a folder that exists, is writable and has room",
+            fix="choose a shorter name: files beside the output have longer names than it"
+            if too_long
+            else "choose a folder that exists, is writable and has room",
         ) from error
 
 

@@ -35,6 +35,7 @@ from finecast.engines.base import (
     feeds_for,
 )
 from finecast.engines.fallen_apart import broken_by
+from finecast.engines.loading import AS_IR
 from finecast.errors import EngineError, NoKernelError, UsageError, WrongNumbersError
 from finecast.files import check_writable, writing
 from finecast.files.staging import staging
@@ -275,7 +276,8 @@ def _not_verified(failures: Mapping[str, EngineError]) -> EngineError:
             where=where,
             fix=f"{fix}; or {unverified}" if fix else unverified,
         )
-    alone = next(iter(failures.values())).fix if len(failures) == 1 else ""
+    fixes = [error.fix for error in failures.values()]
+    alone = fixes[0] if len(fixes) == 1 else AS_IR if AS_IR in fixes else ""
     return EngineError(
         "no engine here can run the converted model",
         where=where,

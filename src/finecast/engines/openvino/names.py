@@ -135,7 +135,8 @@ def specs_of(
         if name in names and names[name].shape is not None:
             shape = names[name].shape  # keeps the symbols' names
         label = LABELS.get(port["type"], port["type"])
-        specs.append(TensorSpec(name=name, dtype=label, shape=shape))
+        aliases = names[name].aliases if name in names else ()
+        specs.append(TensorSpec(name=name, dtype=label, shape=shape, aliases=aliases))
     return tuple(specs)
 
 
@@ -190,7 +191,10 @@ def model_source(model: openvino.Model) -> ModelSource:
 
 def _spec(port: openvino.Output) -> TensorSpec:
     label = label_of(port.get_element_type())
-    return TensorSpec(name=port_name(port), dtype=label, shape=shape_of(port))
+    name = port_name(port)
+    aliases = {*port.get_names(), port.get_node().get_friendly_name()} - {name}
+    shape = shape_of(port)
+    return TensorSpec(name=name, dtype=label, shape=shape, aliases=tuple(sorted(aliases)))
 
 
 def _step(op: openvino.Node) -> ModelStep:
