@@ -95,6 +95,25 @@ def test_an_engine_that_does_not_run_the_model_is_left_out(
     assert not engine_times(own, own.load(model), [other], no_model, [FEEDS], hint=True)
 
 
+@pytest.mark.parametrize("fails", ["load", "run"])
+def test_a_plugins_engine_that_fails_is_left_out(
+    model: Path, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may raise anything, and nobody named it."""
+    own, other = get_engine(OWN), get_engine(OTHER)
+    session = own.load(model)
+
+    def broken(*_: object) -> None:
+        raise TypeError("a plugin's fault")
+
+    if fails == "load":
+        monkeypatch.setattr(type(other), "load", broken)
+    else:
+        monkeypatch.setattr(type(other.load(model)), "lend", broken)
+        monkeypatch.setattr(type(other.load(model)), "run", broken)
+    assert engine_times(own, session, [other], model, [FEEDS], hint=False) == []
+
+
 def test_one_thread_counts_where_it_is_clearly_faster() -> None:
     alone = EngineTime(engine=OWN, call_s=1.0, one_thread_s=0.5)
     assert alone.gain_of_one_thread == 2.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finecast.cli.output import add_row, new_table, write_json, write_note, write_table
-from finecast.errors import EngineError
+from finecast.errors import EngineError, first_line
 from finecast.naming import listed, number_of
 from finecast.numbers.formats import Format
 from finecast.plugin import failures as registered_failures
@@ -61,6 +61,10 @@ def run(
                 rows.append(_row(spec))
             except EngineError as error:
                 failures.append(f"{title_of(spec)}: {error}")
+            except Exception as error:  # of a plugin's engine, which costs its own row
+                failures.append(
+                    f"{title_of(spec)}: {type(error).__name__}: {first_line(error)}"
+                )
     machine = environment()
     absent = absent_backends({f"{row.engine}:{row.device}" for row in rows})
     if as_json:
