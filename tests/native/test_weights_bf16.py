@@ -18,6 +18,7 @@ from finecast.engines.base import Capability
 from finecast.engines.openvino import OpenVinoEngine
 from finecast.engines.probe import Speed
 from finecast.graph import Graph
+from finecast.measure.environment import environment
 from finecast.measure.racing import Effort, Race
 from finecast.native import roundings
 from finecast.native.engine_subject import EngineSubject
@@ -89,6 +90,13 @@ def engine() -> OpenVinoEngine:
     return engine_for(INT8)
 
 
+@pytest.fixture
+def kernels() -> None:
+    """Skip where OpenVINO has no kernels that read such weights."""
+    if "amx_bf16" in environment().flags:
+        pytest.skip("with AMX OpenVINO 2026.4 computes them in bf16 before the product")
+
+
 @pytest.fixture(params=["onnx", "xml"])
 def net(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return saved(NET, weights(), tmp_path, request.param)
@@ -98,6 +106,7 @@ def far(got: Array, wanted: Array) -> float:
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
 
 
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("fmt", [INT8, INT4])
 def test_kernels_read_codes_and_compute_in_bf16(
     fmt: Format, net: Path, engine: OpenVinoEngine
@@ -138,6 +147,7 @@ def test_it_needs_products_in_bf16(
     assert found.reason == "its products are those of bf16: computed in fp32"
 
 
+@pytest.mark.usefixtures("kernels")
 def test_tune_takes_what_is_fastest(
     tmp_path: Path,
     engine: OpenVinoEngine,

@@ -27,7 +27,7 @@ from finecast.rules.policy import Policy
 from finecast.tuning.result import Result, Verdict
 from tests.engines.emulator import models
 
-SIZE, SAMPLES = 256, 32
+SIZE, SAMPLES = 256, 256
 
 
 def tuned(folder: Path, policy: str) -> Result:
@@ -58,7 +58,7 @@ def test_only_a_mix_keeps_range_and_digits(tmp_path: Path, policy: str) -> None:
     formats = found.plan.formats
     assert formats["scaled_node"] is Format.BF16
     assert formats["fine_node"] is Format.FP16
-    assert found.tuned.metric == 1.0
+    assert found.tuned.metric >= 0.99
     for alone in ("auto:bf16", "auto:fp16"):
         (tmp_path / alone[5:]).mkdir(exist_ok=True)
         assert tuned(tmp_path / alone[5:], alone).tuned.latency_s > found.tuned.latency_s
