@@ -307,7 +307,7 @@ def test_raf_s_own_signature_of_a_rule() -> None:
 
 def test_the_page_of_raf_names_the_module_of_its_helpers() -> None:
     page = (Path(__file__).parents[3] / "docs/migrate/raf.md").read_text()
-    (module,) = re.findall(r"`PrimType` are in `([\w.]+)`", page)
+    (module,) = re.findall(r"`PrimType` \| the same names in `([\w.]+)`", page)
     found = importlib.import_module(module)
     assert all(hasattr(found, name) for name in ("check_dtype", "gen_hint_helper", "PrimType"))
 
