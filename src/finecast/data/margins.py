@@ -24,6 +24,8 @@ _NEAR: Final = 0.75
 _SLOPES: Final = np.linspace(-8.0, 8.0, 160)  # none of them is 0
 # So many moves, those of the smallest margins, are looked at at least.
 _LEAST_MOVES: Final = 30
+# A slope that is as good as none, by which one may divide.
+_EVEN: Final = 1e-9
 # What a model of margins leaves out: of 20 models of five nets, whose moves lean to one side,
 # the expected loss is off by so much in the mean over many draws of samples.
 _BIAS: Final = 0.15
@@ -68,7 +70,7 @@ class Density:
         log_belief = near * likelihood - _SLOPES**2 / 2
         belief = np.exp(log_belief - log_belief.max())
         belief /= belief.sum()
-        slope = float(belief @ _SLOPES)
+        slope = float(belief @ _SLOPES) or _EVEN
         at_border = float(_at_border(slope))
         variance = float(belief @ (_at_border(_SLOPES) / at_border - 1) ** 2)
         return cls(
