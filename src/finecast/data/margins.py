@@ -20,7 +20,7 @@ from finecast.data.samples import Floats
 
 # The share of the samples, those of the smallest margins, by which the density is estimated.
 _NEAR: Final = 0.75
-# Log densities at the farthest of these margins less that at the border: those that are tried.
+# By how much the log density may fall from the border to the farthest of these margins.
 _SLOPES: Final = np.linspace(-8.0, 8.0, 160)  # none of them is 0
 # So many moves, those of the smallest margins, are looked at at least.
 _LEAST_MOVES: Final = 30
