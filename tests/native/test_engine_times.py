@@ -114,6 +114,20 @@ def test_a_plugins_engine_that_fails_is_left_out(
     assert engine_times(own, session, [other], model, [FEEDS], hint=False) == []
 
 
+def test_an_engine_that_fails_on_one_thread_has_its_time_on_all(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, other = get_engine(OWN), get_engine(OTHER)
+
+    def broken(*_: object) -> None:
+        raise TypeError("a plugin's fault")
+
+    monkeypatch.setattr(type(other), "on_one_thread", broken)
+    timed = engine_times(own, own.load(model), [other], model, [FEEDS], hint=False)
+    assert [time.engine for time in timed] == [OWN, OTHER]
+    assert timed[1].one_thread_s is None
+
+
 def test_one_thread_counts_where_it_is_clearly_faster() -> None:
     alone = EngineTime(engine=OWN, call_s=1.0, one_thread_s=0.5)
     assert alone.gain_of_one_thread == 2.0

@@ -26,7 +26,7 @@ _SLOPES: Final = np.linspace(-8.0, 8.0, 160)  # none of them is 0
 _LEAST_MOVES: Final = 30
 # A slope that is as good as none, by which one may divide.
 _EVEN: Final = 1e-9
-# What a model of margins leaves out: of 20 models of five nets, whose moves lean to one side,
+# What a model of margins leaves out: of 27 models of five nets, whose moves lean to one side,
 # the expected loss is off by so much in the mean over many draws of samples.
 _BIAS: Final = 0.15
 # The weakest belief in a slope, so that the regression of few samples has an answer.

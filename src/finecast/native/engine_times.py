@@ -14,7 +14,6 @@ from functools import partial
 from typing import Final
 
 from finecast.engines.base import Engine, Feeds, Loadable, Session, feeds_for
-from finecast.errors import FinecastError
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.measure.timing import pass_over
 from finecast.numbers.formats import Format
@@ -104,8 +103,10 @@ def engine_times(
     refined: list[EngineTime] = []
     for time in times:
         engine = engines[time.engine]
-        loads = _further(engine, model, time, hint=decides and engine is own)
-        refined.append(_refined(time, runs[time.engine], loads, calls))
+        refined.append(time)
+        with suppress(Exception):
+            loads = _further(engine, model, time, hint=decides and engine is own)
+            refined[-1] = _refined(time, runs[time.engine], loads, calls)
     return refined
 
 
@@ -140,10 +141,7 @@ def _refined(
     """The time with those of the model loaded in other ways, timed beside ``run``."""
     if not loads:
         return time
-    try:
-        race = Race.of(run, {name: _run(load(), calls) for name, load in loads.items()}, _LOOK)
-    except FinecastError:
-        return time
+    race = Race.of(run, {name: _run(load(), calls) for name, load in loads.items()}, _LOOK)
     per_call = {name: time.call_s / race.speed(name).median for name in race.names}
     return replace(time, one_thread_s=per_call.get(_ALONE), hinted_s=per_call.get(_HINTED))
 
