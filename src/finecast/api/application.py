@@ -10,7 +10,6 @@ from typing import Unpack
 from finecast import keywords
 from finecast.api.models import Model, file_in, plan_of
 from finecast.api.outputs import declared
-from finecast.api.pickling import make_results_picklable
 from finecast.api.requests import on_data
 from finecast.arguments import checked, group_of
 from finecast.data.options import Data, DataOptions
@@ -72,10 +71,9 @@ def applied(
 
 
 def savable(result: Result, given: Callable[[], OpenedModel]) -> Result:
-    """``result``, which ``save`` writes by its plan, and which can be pickled."""
+    """``result``, which ``save`` writes by its plan."""
 
     def write(output: Destination) -> object:
         return apply(result.plan, given(), output)
 
-    make_results_picklable()
     return replace(result, writer=write)

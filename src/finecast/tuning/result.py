@@ -38,6 +38,7 @@ from finecast.reports.plan_report import PlanReport
 from finecast.tuning.findings import Findings, Found
 from finecast.tuning.goal import Objective
 from finecast.tuning.hint import Baseline
+from finecast.tuning.pickling import reduced
 from finecast.tuning.summary import (
     TF32_TIMES,
     better_as_ir,
@@ -274,6 +275,10 @@ class Result(Report):
     fp32_kernels: tuple[KernelTime, ...] = ()
     conditions: Mapping[str, Any] = field(default_factory=dict[str, Any])
     writer: Callable[[Destination], object] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without what reads the model."""
+        return reduced(self)
 
     @classmethod
     def of(cls, converted: Converted) -> Result:

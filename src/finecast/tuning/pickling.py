@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-import copyreg
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from finecast.errors import UsageError
 from finecast.native.artefact import Destination
-from finecast.tuning.result import Result
+
+if TYPE_CHECKING:
+    from finecast.tuning.result import Result
 
 _NOT_PLAIN: Final = ("model", "built", "findings", "writer")
 
@@ -69,18 +70,13 @@ def _refuse_to_write(_: Destination) -> object:
     )
 
 
-def _result(plain: Mapping[str, Any], rest: _NotPlain) -> Result:
-    make_results_picklable()
-    return Result(**plain, **rest.values)
+def _result(kind: type[Result], plain: Mapping[str, Any], rest: _NotPlain) -> Result:
+    return kind(**plain, **rest.values)
 
 
-def _reduced(result: Result) -> tuple[Any, ...]:
+def reduced(result: Result) -> tuple[Any, ...]:
+    """A result as ``pickle`` and ``copy`` take it apart."""
     plain = {f.name: getattr(result, f.name) for f in fields(result)}
     values = {name: plain.pop(name) for name in _NOT_PLAIN}
     rest = _NotPlain(values=values, written=result.output is not None)
-    return _result, (plain, rest)
-
-
-def make_results_picklable() -> None:
-    """Have ``pickle`` and ``copy`` take results apart as this module does."""
-    copyreg.pickle(Result, _reduced)
+    return _result, (type(result), plain, rest)
