@@ -3,6 +3,7 @@
     python -m benchmarks.peers                             # what is not in the results yet
     python -m benchmarks.peers --only finecast --again
     python -m benchmarks.peers --models cifar10_resnet20,bert --limit 60
+    python -m benchmarks.peers --lot 10 --page lot.md      # networks of the zoo, by lot
     python -m benchmarks.peers --table                     # the page alone
 
 Each tool makes its file in a process and an environment of its own. Then all files of a model
@@ -28,7 +29,8 @@ from typing import Any, Final
 
 from benchmarks.peers import page, results
 from benchmarks.peers.environments import REQUIREMENTS
-from benchmarks.peers.models import MODELS, AbsentError, prepared
+from benchmarks.peers.lot import by_lot
+from benchmarks.peers.models import FIXED, MODELS, AbsentError, prepared
 from benchmarks.peers.produce import produced
 from benchmarks.peers.results import Row
 from benchmarks.peers.task import Task
@@ -195,7 +197,11 @@ def main() -> None:
     )  # fmt: skip
     add = parser.add_argument
     add("--only", type=lambda t: _names(t, TOOLS), default=list(TOOLS), metavar="TOOL[,TOOL]")
-    add("--models", type=lambda t: _names(t, MODELS), default=list(MODELS), metavar="NAME,...")
+    add("--models", type=lambda t: _names(t, MODELS), default=list(FIXED), metavar="NAME,...")
+    add(
+        "--lot", type=int, default=0, metavar="N", help="N networks of the zoo instead, by lot"
+    )
+    add("--seed", type=int, default=0, help="of the lots")
     add("--again", action="store_true", help="make rows that are there anew")
     add("--judge", action="store_true", help="judge files that are there anew")
     add("--table", action="store_true", help="write the page alone")
@@ -213,6 +219,7 @@ def main() -> None:
     )
     asked = parser.parse_args()
     asked.work = asked.work.resolve()
+    asked.models = by_lot(asked.lot, asked.seed) if asked.lot else asked.models
     asked.results = asked.results or asked.work / "results.jsonl"
     # As Ctrl-C does: the tool that runs ends, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -226,7 +233,9 @@ def main() -> None:
         for row in compared.rows.values()
         if row.tool == FINECAST or row.versions == versions(row.tool)
     ]
-    page.write(asked.page, current or list(compared.rows.values()), asked.note)
+    shown = set(asked.models if asked.lot else FIXED)
+    rows = [row for row in current or compared.rows.values() if row.model in shown]
+    page.write(asked.page, rows, asked.note)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ import onnxruntime
 
 from benchmarks.common import shared_case
 from benchmarks.peers import synthetic
+from benchmarks.peers.lot import PREFIX
 from benchmarks.peers.task import Array, Part, Task
+from zoo.networks import NETWORKS
 
 Parts: TypeAlias = Mapping[Part, Mapping[str, Array]]
 # A tenth of a percent would be within the noise of a few hundred labels; half a percent of a
@@ -192,20 +194,38 @@ def _shared(name: str, folder: Path, zoo: Path) -> tuple[Task, Parts]:
     return _SHARED[name](case, folder)
 
 
-def _of_library(name: str, folder: Path, zoo: Path) -> tuple[Task, Parts]:
-    """An architecture that its library builds and exports, in an interpreter that has it."""
+def _exported(module: str, name: str, folder: Path, zoo: Path) -> Mapping[str, Array]:
+    """The inputs of a model that a module writes, in an interpreter that has its library."""
     if not zoo.is_file():
         raise AbsentError(f"{zoo} is not there: make zoo, or name another by --zoo")
     done = subprocess.run(
-        [zoo, "-m", "benchmarks.peers.zoo", name, folder],
+        [zoo, "-m", module, name, folder],
         cwd=_ROOT, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     if done.returncode:
         raise AbsentError((done.stderr.strip().splitlines() or ["no reason"])[-1][:300])
     with np.load(folder / "inputs.npz") as drawn:
-        inputs = dict(drawn)
+        return dict(drawn)
+
+
+def _of_library(name: str, folder: Path, zoo: Path) -> tuple[Task, Parts]:
+    """An architecture that its library builds and exports, in an interpreter that has it."""
+    inputs = _exported("benchmarks.peers.zoo", name, folder, zoo)
     about = f"{name} (random weights), batch {len(next(iter(inputs.values()))[0])}"
     task = Task(folder=folder, metric="top1", tolerance=0.02, about=about, module=name)
+    return task, _decided(task, inputs)
+
+
+def _of_zoo(name: str, folder: Path, zoo: Path) -> tuple[Task, Parts]:
+    """A network of the zoo, judged by which number of a row is the largest, or by cosines."""
+    inputs = _exported("benchmarks.peers.lot", name, folder, zoo)
+    calls, batch = (len(next(iter(inputs.values()))), len(next(iter(inputs.values()))[0]))
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    feed = {name: array[0] for name, array in inputs.items()}
+    is_map = np.asarray(session.run(None, feed)[0]).ndim > 3
+    about = f"{name.removeprefix(PREFIX)} of the zoo, {calls * batch:,} samples, batch {batch}"
+    metric, loss = ("cosine", 0.001) if is_map else ("top1", 0.02)
+    task = Task(folder=folder, metric=metric, tolerance=loss, about=about)
     return task, _decided(task, inputs)
 
 
@@ -218,7 +238,7 @@ def _synthetic(count: int, folder: Path, zoo: Path) -> tuple[Task, Parts]:
 
 
 def _decided(task: Task, inputs: Mapping[str, Array]) -> Parts:
-    """Calls split into the three parts, with the classes that the fp32 model chooses.
+    """Calls split into the three parts, with what the fp32 model gives or chooses.
 
     All calls beyond the first two parts are held. Random weights have many scores that nearly
     tie: of some 2,000 samples a loss of 2% is known to .3%.
@@ -233,7 +253,9 @@ def _decided(task: Task, inputs: Mapping[str, Array]) -> Parts:
             np.asarray(session.run(None, {name: a[i] for name, a in given.items()})[0])
             for i in range(end - begin)
         ]
-        parts[part] = {**given, "_truth": np.stack(outputs).argmax(axis=-1)}
+        truth = np.stack(outputs)
+        decided = truth if task.metric == "cosine" else truth.argmax(axis=-1)
+        parts[part] = {**given, "_truth": decided}
         begin = end
     return parts
 
@@ -244,9 +266,12 @@ MODELS: Final[Mapping[str, Callable[[Path, Path], tuple[Task, Parts]]]] = {
         name: partial(_of_library, name)
         for name in ("efficientnet_lite0", "resnet18", "convnext_atto", "vit_tiny", "bert")
     },
+    **{PREFIX + name: partial(_of_zoo, PREFIX + name) for name in NETWORKS},
     "synthetic_1000": partial(_synthetic, 1000),
     "synthetic_5000": partial(_synthetic, 5000),
 }
+FIXED: Final = tuple(name for name in MODELS if not name.startswith(PREFIX))
+"""Models of the page; those of the zoo are drawn by lot."""
 
 
 def prepared(name: str, folder: Path, zoo: Path) -> Task:

@@ -39,6 +39,14 @@ def top1(outputs: Array, truth: Mapping[str, Array]) -> float:
     return float((scores.argmax(axis=1) == truth["_truth"].ravel()).mean())
 
 
+def cosine(outputs: Array, truth: Mapping[str, Array]) -> float:
+    """The mean cosine of the samples to fp32's outputs."""
+    shape = (-1, int(np.prod(outputs.shape[2:])))
+    low, exact = (x.astype(np.float64).reshape(shape) for x in (outputs, truth["_truth"]))
+    norms = np.linalg.norm(low, axis=1) * np.linalg.norm(exact, axis=1)
+    return float(((low * exact).sum(axis=1) / np.maximum(norms, 1e-30)).mean())
+
+
 def pair_spearman(outputs: Array, truth: Mapping[str, Array]) -> float:
     """Rank correlation of the products of neighbouring embeddings with people's scores."""
     flat = outputs.reshape(-1, 2, outputs.shape[-1])
@@ -87,7 +95,7 @@ def _auc(scores: Array, positive: Array) -> float:
 
 METRICS: Final[Mapping[str, Callable[[Array, Mapping[str, Array]], float]]] = {
     metric.__name__: metric
-    for metric in (top1, pair_spearman, probe_accuracy, frame_auc, pair_auc)
+    for metric in (top1, cosine, pair_spearman, probe_accuracy, frame_auc, pair_auc)
 }
 
 

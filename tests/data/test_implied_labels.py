@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from finecast.data.function_workload import FunctionWorkload
 from finecast.data.functions import metric_value
 from finecast.data.implied_labels import ImpliedLabels, implied_labels
-from finecast.data.metrics import Score, expected_loss, losses_at
+from finecast.data.metrics import Score, expected_elsewhere, losses_at
 from finecast.data.samples import Floats, Indices
 from finecast.engines.base import Array, Feeds, Session, calls_of
 
@@ -124,9 +124,9 @@ def test_percent_is_a_share_of_decisions() -> None:
     low = rows + scores(64, 10, seed=1) / 20
     exact = found.score(Score(100 * share(rows)), in_calls(rows, 5))
     lower = found.score(Score(100 * share(low)), in_calls(low, 5))
-    percent = expected_loss(exact, lower)
+    percent = expected_elsewhere(exact, lower)
     as_share = replace(found, whole=1.0)
-    fraction = expected_loss(
+    fraction = expected_elsewhere(
         as_share.score(Score(share(rows)), in_calls(rows, 5)),
         as_share.score(Score(share(low)), in_calls(low, 5)),
     )
@@ -136,7 +136,7 @@ def test_percent_is_a_share_of_decisions() -> None:
     assert percent.deviation == pytest.approx(100 * fraction.deviation)
     lost = losses_at(exact, lower)
     assert lost is not None
-    assert lost(1.0) == pytest.approx(percent.cautious)
+    assert lost(1.0) == pytest.approx(float(exact) - percent.cautious)
 
 
 def test_without_time_it_is_known_how_many_decisions_of_a_group_are_right() -> None:

@@ -10,7 +10,7 @@ import pytest
 from finecast.numbers.formats import Format
 from finecast.planning.contributions import ERROR_IF, Contributions, confirmed
 from finecast.planning.plan import Plan
-from finecast.reports.base import loss_text
+from finecast.reports.base import expected_text
 from tests.planning.test_alternatives import fastest
 
 
@@ -71,6 +71,19 @@ def test_an_op_of_a_small_measured_share_is_not_named_first() -> None:
 
 
 def test_a_loss_that_is_hardly_one_is_no_figure() -> None:
-    assert loss_text(0.0, 0.00002) == "less than 0.0001"
-    assert loss_text(0.004, 0.001) == "0.004 on average (standard error 0.001)"
-    assert loss_text(1e-4, 3e-5) == "0.0001 on average (standard error 0.00003)"
+    assert expected_text(0.93, 0.0, 0.00002) == "a loss of less than 0.0001"
+    told = expected_text(0.93, 0.004, 0.001)
+    assert told == "a loss of 0.004 on average (standard error 0.001)"
+    told = expected_text(0.93, 1e-4, 3e-5)
+    assert told == "a loss of 0.0001 on average (standard error 0.00003)"
+
+
+def test_what_is_expected_is_told_in_the_unit_of_the_metric() -> None:
+    """A squared error of 0.000002 is 20% more than one of 0.0000016, and no small loss."""
+    told = expected_text(2e-6, 4e-7, 1e-7)
+    assert told == "a loss of 0.0000004 on average (standard error 0.0000001)"
+    told = expected_text(0.95, -0.01, 0.002)
+    assert told == "a gain of 0.01 on average (standard error 0.002)"
+    assert expected_text(0.0, 0.0, 0.0) == "a loss of 0 on average (standard error 0)"
+    for none in (None, math.inf):
+        assert expected_text(31.24, none, 0.43) == "31.24 on average (standard error 0.4)"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from finecast.data.certificates import Certificate
-from finecast.data.metrics import ExpectedLoss
+from finecast.data.metrics import Expected
 from finecast.engines.base import KernelTime
 from finecast.errors import UsageError
 from finecast.numbers.formats import FLOATS, Format
@@ -253,7 +253,8 @@ def test_the_first_screen_answers_four_questions() -> None:
     assert ": x2.00 as fast (1.90 to 2.10 in 3 processes), measured" in apart[0]
     assert loss == (
         "Its top1 on your 200 samples is 0.9 instead of 0.91; what it loses on new data was"
-        " not estimated: --confidence guarantees a limit."
+        " not estimated, as fewer than 10 samples differ, or the metric has no number for"
+        " each: --confidence guarantees a limit."
     )
     assert costs.startswith(
         "Where its squared output error comes from: predicted 25% from net/"
@@ -263,7 +264,7 @@ def test_the_first_screen_answers_four_questions() -> None:
         "Next: write it by its save(). If it loses too much, tune with"
     )
     assert "--exclude '^net/" in following
-    expected = ExpectedLoss(loss=0.004, deviation=0.001)
+    expected = Expected(metric=0.89, loss=0.004, deviation=0.001, cautious=0.889)
     certain = Certificate(
         bound=0.02, confidence=0.95, samples=400, loss=0.001, method="exact bound"
     )

@@ -37,7 +37,15 @@ from finecast.data.distances import (
 )
 from finecast.data.labels import is_one_hot
 from finecast.data.margins import Margins
-from finecast.data.samples import Floats, Labels, Outputs, Reference, Samples
+from finecast.data.samples import (
+    LEAST_DIFFERENT,
+    Floats,
+    Labels,
+    Outputs,
+    Reference,
+    Samples,
+    deviation_of_difference,
+)
 from finecast.engines.base import Array
 from finecast.naming import look_up
 from finecast.planning.free_rows import FreeOutput, matched
@@ -227,48 +235,76 @@ OF_DECISIONS: Final = ("top1", "agreement")
 """Metrics whose loss on other data the margins of decisions tell."""
 
 
+NOT_EXPECTED: Final = (
+    f"fewer than {LEAST_DIFFERENT} samples differ, or the metric has no number for each"
+)
+"""Why nothing is expected of other data."""
+_CAUTION: Final = 1.0
+"""By how many deviations decisions are taken to be worse on other data than is expected: in
+five of six cases they are better than that. Which decisions change differs from plan to plan,
+so the fastest of several plans whose losses are just allowed is one of those whose losses are
+rated too low. Errors of numbers are off alike for all plans, and none is chosen for that."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedLoss:
-    """What a model is expected to lose on other data of the same kind.
+class Expected:
+    """What a model's metric is expected to be on other data of the same kind.
 
     Attributes:
-        loss: By how much its metric is below fp32's.
-        deviation: The deviation of that.
+        metric: The metric.
+        loss: By how much it is worse than fp32's; infinite where fp32's is.
+        deviation: The deviation of either.
+        cautious: The metric that has to be within the limit: of decisions a worse one.
     """
 
+    metric: float
     loss: float
     deviation: float
-
-    @property
-    def cautious(self) -> float:
-        """The loss that is not exceeded in five of six cases.
-
-        The fastest plan of several whose losses are just allowed is one of those whose losses
-        are rated too low.
-        """
-        return self.loss + self.deviation
+    cautious: float
 
 
-def expected_loss(exact: float, low: float) -> ExpectedLoss | None:
-    """What is expected to be lost on other data, by the margins of decisions.
+def expected_elsewhere(
+    exact: float, low: float, *, higher_is_better: bool = True
+) -> Expected | None:
+    """What is expected on other data: by the margins of decisions, or by how samples differ.
 
     Args:
         exact: The fp32 model's score.
         low: Another model's, on the same data.
+        higher_is_better: Which way the metric improves.
 
     Returns:
-        None where the metric is no share of decisions, or margins are not known.
+        None where neither is known, or too few samples differ.
     """
     if not isinstance(exact, Score) or not isinstance(low, Score):
         return None
+    sign = 1 if higher_is_better else -1
+    metric, loss = float(low), sign * (float(exact) - float(low))
+    if margins := _margins(exact, low):
+        loss, off = (exact.whole * x for x in margins.loss(loss / exact.whole))
+        metric = float(exact) - loss
+        cautious = metric - _CAUTION * off
+        return Expected(metric=metric, loss=loss, deviation=off, cautious=cautious)
+    deviation = _deviation(exact, low)
+    if deviation is None:
+        return None
+    return Expected(metric=metric, loss=loss, deviation=deviation, cautious=metric)
+
+
+def _margins(exact: Score, low: Score) -> Margins | None:
+    """Those of the worst output's decisions; None where they are not known."""
     name = next(iter(low.margins), "")
     if name not in exact.margins or len(exact.margins[name]) != len(low.margins[name]):
         return None
-    margins = Margins.of(exact.margins[name], low.margins[name])
-    if margins is None:
+    return Margins.of(exact.margins[name], low.margins[name])
+
+
+def _deviation(exact: Score, low: Score) -> float | None:
+    """That of the worst output's metric on other samples, beside fp32's; None if unknown."""
+    name, samples = next(iter(low.samples.items()), ("", None))
+    if samples is None or name not in exact.samples:
         return None
-    loss, deviation = margins.loss((float(exact) - float(low)) / exact.whole)
-    return ExpectedLoss(loss=exact.whole * loss, deviation=exact.whole * deviation)
+    return deviation_of_difference(exact.samples[name], samples)
 
 
 def losses_at(exact: float, low: float) -> Callable[[float], float] | None:
@@ -282,17 +318,14 @@ def losses_at(exact: float, low: float) -> Callable[[float], float] | None:
         The cautious loss of a model that moves each margin so many times as far. None where
         the metric is not the share of samples whose margin is above 0.
     """
-    if not isinstance(exact, Score) or not isinstance(low, Score) or not low.margins:
+    if not isinstance(exact, Score) or not isinstance(low, Score):
         return None
-    name = next(iter(low.margins))
-    moved, still = low.margins[name], exact.margins.get(name)
-    if still is None or len(still) != len(moved):
-        return None
-    whole = exact.whole
-    if abs((moved > 0).mean() - float(low) / whole) > _ROUND_OFF:
-        return None
-    margins = Margins.of(still, moved)
+    margins = _margins(exact, low)
     if margins is None:
+        return None
+    name, moved = next(iter(low.margins.items()))
+    still, whole = exact.margins[name], exact.whole
+    if abs((moved > 0).mean() - float(low) / whole) > _ROUND_OFF:
         return None
     known = np.isfinite(still) & np.isfinite(moved)
     moves = np.zeros(len(still))
@@ -302,7 +335,7 @@ def losses_at(exact: float, low: float) -> Callable[[float], float] | None:
     def lost(scale: float) -> float:
         here = float(exact) / whole - float((start + scale * moves > 0).mean())
         loss, deviation = margins.scaled(scale).loss(here)
-        return whole * ExpectedLoss(loss=loss, deviation=deviation).cautious
+        return whole * (loss + _CAUTION * deviation)
 
     return lost
 

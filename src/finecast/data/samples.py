@@ -30,7 +30,12 @@ SHARE: Final = (0.0, 1.0)
 UNKNOWN: Final = (-math.inf, math.inf)
 """The range of scores of which none is known."""
 _ROUNDING: Final = 1e-9
-"""Scores may lie outside of their range by this share of it."""
+"""Scores may lie outside of their range by this share of it; differences that are smaller
+beside the largest one are none."""
+_GROUPS: Final = 100
+"""Groups of samples that are left out in turn: a deviation is then known to some 7%."""
+LEAST_DIFFERENT: Final = 10
+"""Groups in which two models have to differ, so that their difference is nearly normal."""
 
 
 class Samples(ABC):
@@ -290,6 +295,33 @@ class MeanMetric(SumMetric):
     def metric(self, sums: Floats) -> Floats:
         """The mean; NaN of nothing."""
         return ratio(sums)
+
+
+def deviation_of_difference(first: Samples, second: Samples) -> float | None:
+    """The standard error of the difference of two models' metrics on the same samples.
+
+    By the jackknife: each of up to 100 groups of samples is left out in turn. Where ``first``
+    has no finite metric, as fp32 beside itself in dB, the deviation is that of ``second``.
+    Source: B. Efron and C. Stein, "The jackknife estimate of variance" (1981).
+
+    Returns:
+        None where too few groups differ to tell, or one of them alone makes the difference.
+    """
+    count = second.count
+    if first.count != count or count < LEAST_DIFFERENT:
+        return None
+    groups = min(count, _GROUPS)
+    members = np.arange(count) % groups
+    left_out = 1.0 - np.eye(groups)
+    differences = second.grouped(members).values(left_out)
+    if math.isfinite(first.value()):
+        differences = differences - first.grouped(members).values(left_out)
+    if not np.isfinite(differences).all():
+        return None
+    off = np.abs(differences - np.median(differences))
+    if np.count_nonzero(off > _ROUNDING * off.max()) < LEAST_DIFFERENT:
+        return None
+    return math.sqrt((groups - 1) * differences.var())
 
 
 def ratio(sums: Floats) -> Floats:

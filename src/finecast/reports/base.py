@@ -7,6 +7,7 @@ cursor, and in a notebook it is no markup.
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ def _in_python(line: str) -> str:
 # ----------------------------------------- lines on the outputs that errors and metrics are of
 
 _HARDLY: Final = 0.0001
-"""A loss that is not told as a number."""
+"""A loss that is not told as a number, of a metric of 1."""
 _LISTED: Final = 4
 """Outputs that are named in one line; JSON has all."""
 
@@ -180,12 +181,24 @@ def output_lines(
     return lines
 
 
-def loss_text(loss: float, deviation: float) -> str:
-    """A loss that is expected on other data, with the standard error of that mean."""
-    if loss + deviation < _HARDLY:
-        return f"less than {_HARDLY}"
-    mean, error = (f"{Decimal(f'{figure:.1g}'):f}" for figure in (loss, deviation))
-    return f"{mean} on average (standard error {error})"
+def expected_text(metric: float, loss: float | None, deviation: float) -> str:
+    """What is expected on other data, with the standard error of that mean.
+
+    ``loss`` is beside fp32's metric; None or infinite where fp32 has no finite one.
+    """
+    if loss is None or not math.isfinite(loss):
+        return f"{metric:.4g} on average (standard error {_digit(deviation)})"
+    largest = max(abs(metric), abs(loss))
+    hardly = _HARDLY * 10 ** math.ceil(math.log10(largest)) if largest else 0.0
+    if abs(loss) + deviation < hardly:
+        return f"a loss of less than {hardly:g}"
+    kind = "gain" if loss < 0 else "loss"
+    return f"a {kind} of {_digit(abs(loss))} on average (standard error {_digit(deviation)})"
+
+
+def _digit(figure: float) -> str:
+    """One digit of a figure."""
+    return f"{Decimal(f'{figure:.1g}'):f}"
 
 
 def _listed(figures: Mapping[str, float], text: Callable[[float], str]) -> str:

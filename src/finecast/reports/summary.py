@@ -16,7 +16,7 @@ from finecast.naming import an, enumerated, excluding, number_of, percent, perce
 from finecast.numbers.thresholds import MODELLED_GAIN, SAME_TIME
 from finecast.planning.contributions import shared_rest
 from finecast.plugin import title_of
-from finecast.reports.base import loss_text
+from finecast.reports.base import expected_text
 
 _MOST_DECISIONS: Final = 3
 """Decisions inside the model that are named."""
@@ -165,8 +165,8 @@ def _loss(result: Mapping[str, Any]) -> str:
             f" {percent(certificate['confidence'])} confidence"
         )
     elif elsewhere:
-        loss, deviation = elsewhere["loss"], elsewhere["deviation"]
-        there = f"on new data of the same kind expect a loss of {loss_text(loss, deviation)}"
+        figures = (elsewhere[key] for key in ("metric", "loss", "deviation"))
+        there = f"on new data of the same kind expect {expected_text(*figures)}"
     else:
         why = result.get("not_estimated")
         because = f", as {why}" if why else ""

@@ -72,13 +72,11 @@ class Process:
         seen = np.array(self._features)
         among = seen @ seen.T + np.diag(self._noise)
         to = seen @ features.T
-        weights = np.linalg.solve(among, to)
-        left = variance - (to * weights).sum(axis=0)
-        values = np.asarray(self._values, dtype=np.float64)
-        surprise = float(values @ np.linalg.solve(among, values))
-        scale = (1 + surprise) / (1 + len(values))
-        mean: Floats = values @ weights
-        return mean, np.sqrt(scale * np.maximum(left, 0.0))
+        weights = np.linalg.solve(among, np.column_stack([to, self._values]))
+        left = variance - (to * weights[:, :-1]).sum(axis=0)
+        *mean, surprise = self._values @ weights
+        scale = (1 + surprise) / (1 + len(seen))
+        return np.array(mean), np.sqrt(scale * np.maximum(left, 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.data.certificates import Certificate
-from finecast.data.metrics import OF_DECISIONS, ExpectedLoss
+from finecast.data.metrics import NOT_EXPECTED, OF_DECISIONS, Expected
 from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
 from finecast.engines.exact import RELATIVE_ERROR
@@ -176,8 +176,7 @@ class Result(Report):
         objective: What the search minimised.
         trials: Plans that were evaluated, or taken from the study.
         certificate: The bound on the loss of accuracy, where a confidence was asked for.
-        elsewhere: What is expected to be lost on other data of the same kind, where the
-            margins of decisions tell it.
+        elsewhere: What is expected on other data of the same kind, where samples tell it.
         orders: Metric and error over orders of summation, on a device that is emulated.
         evaluations: Evaluations on all data in this run.
         phases: The seconds of each phase of ``tune``, the longest first; they add up to
@@ -241,7 +240,7 @@ class Result(Report):
     objective: Objective = Objective.LATENCY
     trials: tuple[Trial, ...] = ()
     certificate: Certificate | None = None
-    elsewhere: ExpectedLoss | None = None
+    elsewhere: Expected | None = None
     orders: OrderSpread = field(default_factory=OrderSpread)
     evaluations: int = 0
     phases: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -377,13 +376,14 @@ class Result(Report):
 
     @property
     def not_estimated(self) -> str:
-        """Why nothing is expected of new data though the metric counts decisions; or empty."""
+        """Why nothing is expected of new data; empty if it is, or the model is unchanged."""
         planner, scored = self.findings.planner, next(iter(self.baseline.outputs), "")
-        if self.elsewhere is not None or planner is None or self.metric not in OF_DECISIONS:
+        if self.elsewhere is not None or not self.improved or planner is None:
             return ""
         outputs = planner.graph.outputs
-        if not any(one.name == scored and one.format is None for one in outputs):
-            return ""
+        labels = any(one.name == scored and one.format is None for one in outputs)
+        if not labels or self.metric not in OF_DECISIONS:
+            return NOT_EXPECTED
         scores = next((one.name for one in outputs if one.format is not None), "")
         judged = f" (--of {scores} judges by scores)" if scores else ""
         return f"output {scored!r} holds labels, not scores{judged}"

@@ -6,13 +6,14 @@ faster plan would have cost, what was written, and how the model is run.
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from finecast.data.metrics import ExpectedLoss
+from finecast.data.metrics import Expected
 from finecast.devices.targets import load_target
 from finecast.diagnosis.explanation import groups
 from finecast.engines.exact import RELATIVE_ERROR
@@ -23,7 +24,7 @@ from finecast.numbers.formats import Format
 from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.contributions import Contributions
 from finecast.plugin import title_of
-from finecast.reports.base import TextTable, loss_text, output_lines
+from finecast.reports.base import TextTable, expected_text, output_lines
 from finecast.reports.summary import kept_here, next_faster, prediction_off
 from finecast.terminal import Verbatim
 from finecast.tuning.goal import MIN_SPEEDUP, Objective
@@ -107,15 +108,15 @@ def comparison(result: Result) -> TextTable:
     )
 
 
-def _elsewhere(result: Result, expected: ExpectedLoss) -> str:
+def _elsewhere(result: Result, expected: Expected) -> str:
     """What is lost on the data given, and what is expected on other data."""
-    lost = result.baseline.metric - result.tuned.metric
-    here = f"falls by {lost:.2g}" if lost > 0 else f"rises by {-lost:.2g}" if lost else ""
-    more = loss_text(expected.loss, expected.deviation)
-    return (
-        f"{result.metric} {here or 'is unchanged'} on your data; on new data of the same kind"
-        f" expect a loss of {more}"
-    )
+    fp32, metric = result.baseline.metric, result.tuned.metric
+    changed = f"{'falls' if metric < fp32 else 'rises'} by {abs(fp32 - metric):.2g}"
+    here = "is unchanged" if metric == fp32 else changed
+    if math.isinf(fp32):
+        here = f"is {metric:.4g}"
+    more = expected_text(expected.metric, expected.loss, expected.deviation)
+    return f"{result.metric} {here} on your data; on new data of the same kind expect {more}"
 
 
 def _named(baseline: Baseline, result: Result) -> str:

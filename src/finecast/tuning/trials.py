@@ -12,7 +12,7 @@ import numpy as np
 
 from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
-from finecast.data.metrics import ExpectedLoss, Score, expected_loss, losses_at
+from finecast.data.metrics import Expected, Score, expected_elsewhere, losses_at
 from finecast.data.workload import Workload, nonfinite_data
 from finecast.errors import ModelError, UsageError
 from finecast.measure.study import Study, Trial, TrialKey
@@ -21,7 +21,7 @@ from finecast.native.orders import OrderSpread
 from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.plan import Plan
 from finecast.progress import Notice, Progress
-from finecast.reports.base import loss_text
+from finecast.reports.base import expected_text
 from finecast.tuning.belief import CLOSELY, LOSS_OFF, ROUGHLY
 from finecast.tuning.certifying import Certifier
 from finecast.tuning.decision_chances import DecisionChances
@@ -254,12 +254,17 @@ class Trials:
         if self.certifier is not None and isinstance(metric, Score):
             return self.certifier.passes(metric)
         expected = self.elsewhere(metric)
-        by_luck = expected is not None and expected.cautious > self._allowed
-        return self._criterion.passes(metric, self.baseline) and not by_luck
+        by_luck = expected is not None and not self._keeps(expected.cautious)
+        return self._keeps(metric) and not by_luck
 
-    def elsewhere(self, metric: float) -> ExpectedLoss | None:
-        """What is expected to be lost on other data; None where margins are not known."""
-        return expected_loss(self.baseline, metric)
+    def _keeps(self, metric: float) -> bool:
+        """Whether this metric is within the limit."""
+        return self._criterion.passes(metric, self.baseline)
+
+    def elsewhere(self, metric: float) -> Expected | None:
+        """What is expected on other data; None where it is not known."""
+        better = self._criterion.higher_is_better
+        return expected_elsewhere(self.baseline, metric, higher_is_better=better)
 
     @property
     def _allowed(self) -> float:
@@ -368,22 +373,17 @@ class Trials:
         """Text: how many plans keep the limit on these data alone; empty for none."""
         if self.certifier is not None:
             return ""
-        expected = [
-            loss
-            for trial in self.tried.values()
-            if self._criterion.passes(trial.metric, self.baseline)
-            and (loss := self.elsewhere(trial.metric)) is not None
-            and loss.cautious > self._allowed
-        ]
-        if not expected:
+        metrics = [one.metric for one in self.tried.values() if self._keeps(one.metric)]
+        lucky = [self.elsewhere(one) for one in metrics if not self.passing(one)]
+        best = max if self._criterion.higher_is_better else min
+        least = best(filter(None, lucky), key=lambda one: one.cautious, default=None)
+        if least is None:
             return ""
-        least = min(expected, key=lambda one: one.cautious)
-        keeps = (
-            f"{number_of(len(expected), 'plan')} {'keeps' if len(expected) == 1 else 'keep'}"
-        )
+        keeps = "keeps" if len(lucky) == 1 else "keep"
+        there = expected_text(least.metric, least.loss, least.deviation)
         return (
-            f"; {keeps} it on your data alone: on new data of the same kind expect a loss of"
-            f" {loss_text(least.loss, least.deviation)}; more data narrow that"
+            f"; {number_of(len(lucky), 'plan')} {keeps} it on your data alone: on new data of"
+            f" the same kind expect {there}; more data narrow that"
         )
 
     def _key(self, candidate: Candidate) -> TrialKey:
