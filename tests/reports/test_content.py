@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from finecast.data.certificates import Certificate
-from finecast.data.metrics import Expected
+from finecast.data.metrics import ExpectedMetric
 from finecast.engines.base import KernelTime
 from finecast.errors import UsageError
 from finecast.numbers.formats import FLOATS, Format
@@ -264,7 +264,7 @@ def test_the_first_screen_answers_four_questions() -> None:
         "Next: write it by its save(). If it loses too much, tune with"
     )
     assert "--exclude '^net/" in following
-    expected = Expected(metric=0.89, loss=0.004, deviation=0.001, cautious=0.889)
+    expected = ExpectedMetric(metric=0.89, loss=0.004, deviation=0.001, cautious=0.889)
     certain = Certificate(
         bound=0.02, confidence=0.95, samples=400, loss=0.001, method="exact bound"
     )

@@ -247,7 +247,7 @@ rated too low. Errors of numbers are off alike for all plans, and none is chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedMetric:
     """What a model's metric is expected to be on other data of the same kind.
 
     Attributes:
@@ -265,7 +265,7 @@ class Expected:
 
 def expected_elsewhere(
     exact: float, low: float, *, higher_is_better: bool = True
-) -> Expected | None:
+) -> ExpectedMetric | None:
     """What is expected on other data: by the margins of decisions, or by how samples differ.
 
     Args:
@@ -284,11 +284,11 @@ def expected_elsewhere(
         loss, off = (exact.whole * x for x in margins.loss(loss / exact.whole))
         metric = float(exact) - loss
         cautious = metric - _CAUTION * off
-        return Expected(metric=metric, loss=loss, deviation=off, cautious=cautious)
+        return ExpectedMetric(metric=metric, loss=loss, deviation=off, cautious=cautious)
     deviation = _deviation(exact, low)
     if deviation is None:
         return None
-    return Expected(metric=metric, loss=loss, deviation=deviation, cautious=metric)
+    return ExpectedMetric(metric=metric, loss=loss, deviation=deviation, cautious=metric)
 
 
 def _margins(exact: Score, low: Score) -> Margins | None:

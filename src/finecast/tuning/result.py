@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finecast.data.certificates import Certificate
-from finecast.data.metrics import NOT_EXPECTED, OF_DECISIONS, Expected
+from finecast.data.metrics import NOT_EXPECTED, OF_DECISIONS, ExpectedMetric
 from finecast.devices.targets import load_target
 from finecast.engines.base import KernelTime
 from finecast.engines.exact import RELATIVE_ERROR
@@ -240,7 +240,7 @@ class Result(Report):
     objective: Objective = Objective.LATENCY
     trials: tuple[Trial, ...] = ()
     certificate: Certificate | None = None
-    elsewhere: Expected | None = None
+    elsewhere: ExpectedMetric | None = None
     orders: OrderSpread = field(default_factory=OrderSpread)
     evaluations: int = 0
     phases: Mapping[str, float] = field(default_factory=dict[str, float])

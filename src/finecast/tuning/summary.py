@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from finecast.data.metrics import Expected
+from finecast.data.metrics import ExpectedMetric
 from finecast.devices.targets import load_target
 from finecast.diagnosis.explanation import groups
 from finecast.engines.exact import RELATIVE_ERROR
@@ -108,7 +108,7 @@ def comparison(result: Result) -> TextTable:
     )
 
 
-def _elsewhere(result: Result, expected: Expected) -> str:
+def _elsewhere(result: Result, expected: ExpectedMetric) -> str:
     """What is lost on the data given, and what is expected on other data."""
     fp32, metric = result.baseline.metric, result.tuned.metric
     changed = f"{'falls' if metric < fp32 else 'rises'} by {abs(fp32 - metric):.2g}"

@@ -12,7 +12,7 @@ import numpy as np
 
 from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
-from finecast.data.metrics import Expected, Score, expected_elsewhere, losses_at
+from finecast.data.metrics import ExpectedMetric, Score, expected_elsewhere, losses_at
 from finecast.data.workload import Workload, nonfinite_data
 from finecast.errors import ModelError, UsageError
 from finecast.measure.study import Study, Trial, TrialKey
@@ -261,7 +261,7 @@ class Trials:
         """Whether this metric is within the limit."""
         return self._criterion.passes(metric, self.baseline)
 
-    def elsewhere(self, metric: float) -> Expected | None:
+    def elsewhere(self, metric: float) -> ExpectedMetric | None:
         """What is expected on other data; None where it is not known."""
         better = self._criterion.higher_is_better
         return expected_elsewhere(self.baseline, metric, higher_is_better=better)
