@@ -3,6 +3,7 @@
     python -m benchmarks.lab record digits=examples/digits/digits.onnx --busy
     python -m benchmarks.lab record sts_minilm_l6 --write build/lab/recordings
     python -m benchmarks.lab record NAME=MODEL.onnx --data DATA.npz --metric top1
+    python -m benchmarks.lab record build/peers/models/*      # of make peers, with its data
     python -m benchmarks.lab fit build/lab/recordings
 
 A recording is a file of some kilobytes: a header, then a line for each kernel whose
@@ -34,10 +35,12 @@ from numpy.typing import NDArray
 from benchmarks.bench_tune import score
 from benchmarks.common import print_environment, shared_case
 from benchmarks.lab import assumptions as assumed
+from benchmarks.peers.task import Task
 from finecast import api
 from finecast.data.workload import Workload
 from finecast.engines import get_engine
 from finecast.engines.base import Array, Engine, Feeds, Session
+from finecast.errors import FinecastError
 from finecast.measure.environment import environment
 from finecast.measure.racing import ANCHOR, Effort, Race
 from finecast.native.subject import Built, Subject
@@ -406,8 +409,9 @@ def _plans(result: Result) -> Iterable[PlanLine]:
 def record_main(arguments: Sequence[str]) -> None:
     """Record today's search on models."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lab record")
+    known = ", ".join(("digits", *_CASES))
     parser.add_argument(
-        "model", nargs="+", help=f"NAME=MODEL, or one of {', '.join(('digits', *_CASES))}"
+        "model", nargs="+", help=f"NAME=MODEL, a task's folder of make peers, or of {known}"
     )
     parser.add_argument("--kind", default="", help="of net: cnn, transformer ...")
     parser.add_argument("--data", type=Path, help="of NAME=MODEL")
@@ -417,25 +421,45 @@ def record_main(arguments: Sequence[str]) -> None:
     parser.add_argument("--busy", action="store_true", help="other processes run beside it")
     parser.add_argument("--write", type=Path, default=Path("build/lab/recordings"))
     asked = parser.parse_args(arguments)
+    failed = 0
     for text in asked.model:
         name, _, path = text.partition("=")
-        model, options = (
-            (Path(path), {"data": asked.data, "metric": asked.metric})
-            if path
-            else _known(name)
-        )
-        recording = record(
-            name,
-            asked.kind,
-            model,
-            busy=asked.busy,
-            tolerance=asked.tolerance,
-            engine=asked.engine,
-            **options,
-        )
+        options: dict[str, Any] = {"tolerance": asked.tolerance, "engine": asked.engine}
+        if path:
+            model = Path(path)
+            options |= {"data": asked.data, "metric": asked.metric}
+        elif (Path(name) / "task.json").is_file():
+            model, own = _of_task(Task.read(Path(name)))
+            name, options = Path(name).name, options | own
+        else:
+            model, own = _known(name)
+            options |= own
+        try:
+            recording = record(name, asked.kind, model, busy=asked.busy, **options)
+        except FinecastError as error:
+            print(json.dumps({"failed": name, "why": str(error)}))
+            failed += 1
+            continue
         place = asked.write / f"{name}.{asked.engine.partition(':')[0]}.jsonl"
         recording.write(place)
         print(json.dumps({"recorded": str(place), "lines": len(recording.lines)}))
+    if failed:
+        raise SystemExit(f"{failed} of {len(asked.model)} could not be recorded")
+
+
+def _of_task(task: Task) -> tuple[Path, dict[str, Any]]:
+    """A model that other tools are compared on, judged as there."""
+    calls = task.feeds("calib")
+
+    def evaluate(run: Any) -> float:
+        return task.score(lambda feed: [*run(feed).values()], "search")
+
+    return task.model, {
+        "evaluate": evaluate,
+        "calib": lambda: calls,
+        "criterion": "absolute",
+        "tolerance": task.tolerance,
+    }
 
 
 def _known(name: str) -> tuple[Path, dict[str, Any]]:
@@ -474,10 +498,16 @@ def _line(
         "count": len(values),
         "mean": round(mean(values), 4) if values else None,
         "deviation": round(pstdev(values), 4) if values else None,
+        "typical": round(_typical(values), 4) if values else None,
         "largest": round(max(map(abs, values)), 4) if values else None,
         "unit": unit,
         "assumed": assumes,
     }
+
+
+def _typical(values: Sequence[float]) -> float:
+    """The deviation by the median distance from the median, whatever a few are."""
+    return 1.4826 * float(np.median(np.abs(np.asarray(values) - np.median(values))))
 
 
 def _kernel_spreads(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
@@ -546,12 +576,12 @@ def _race_spreads(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
 
 
 def _load_seconds(recordings: Sequence[Recording]) -> list[dict[str, Any]]:
-    seconds = [
-        (line.seconds - assumed.COMPILE_S) / one.header.ops
-        for one in recordings
-        for line in one.of(LoadLine)
-        if one.header.ops
-    ]
+    """Of whole models: probes of single kernels, which are loaded too, take far less."""
+    seconds: list[float] = []
+    for one in recordings:
+        loads = [line.seconds for line in one.of(LoadLine)]
+        whole = [s for s in loads if 2 * s >= max(loads)]
+        seconds += [(s - assumed.COMPILE_S) / one.header.ops for s in whole if one.header.ops]
     return [_line("compilation, beside a constant, an op", seconds, "s", assumed.COMPILE_OP_S)]
 
 

@@ -75,7 +75,10 @@ def main() -> None:
     net, example = network.make()
     path = folder / "model.onnx"
     job: Any = SimpleNamespace(network=network, net=net, inputs=example)
-    write(job, path, "legacy")
+    try:
+        write(job, path, "legacy")
+    except torch.onnx.errors.OnnxExporterError:
+        write(job, path, "dynamo")
     calls = [
         {name: array.numpy() for name, array in inputs(network).items()} for _ in range(_CALLS)
     ]

@@ -97,7 +97,9 @@ def _summary(models: Mapping[str, Mapping[str, Row]]) -> str:
         # Where nothing is gained finecast leaves the model as it is.
         ahead = own.keeps and _speed(own) * _TIE >= _speed(other)
         loses = own.best is not None and not own.keeps
-        why = HELD if loses else REASONS.get(name, own.reason)
+        why = (
+            HELD if loses else REASONS.get(name) or own.reason or str(own.made.get("why", ""))
+        )
         verdict = "yes" if ahead else f"**no**: {why}"
         taken = f"{own.made.get('seconds', 0):.0f}"
         lines.append((about, _shown(own), taken, _named(other), verdict))

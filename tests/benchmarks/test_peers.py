@@ -9,12 +9,15 @@ from xml.etree import ElementTree
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 
 from benchmarks.peers import environments, page, produce, results, synthetic
+from benchmarks.peers.lot import by_lot, centre
+from benchmarks.peers.models import FIXED, MODELS
 from benchmarks.peers.results import Row
-from benchmarks.peers.task import Task
+from benchmarks.peers.task import Task, cosine
 from benchmarks.peers.tools import TOOLS, Tool
 
 
@@ -204,3 +207,38 @@ def test_the_synthetic_net_needs_its_sensitive_ops(tmp_path: Path) -> None:
     others = {n.name for n in model.graph.node if n.op_type == "MatMul"}
     assert (rounded(planted).argmax(axis=1) == exact).mean() < 0.9
     assert (rounded(others - {model.graph.node[-1].name}).argmax(axis=1) == exact).mean() > 0.9
+
+
+def test_lots_are_of_the_zoo_and_the_same_each_time() -> None:
+    drawn = by_lot(10, 7)
+    assert drawn == by_lot(10, 7) != by_lot(10, 8)
+    assert len(set(drawn)) == 10
+    assert set(drawn) <= MODELS.keys() - set(FIXED)
+
+
+def test_the_cosine_of_a_sample_is_of_all_its_numbers() -> None:
+    exact = np.ones((3, 2, 2, 4))  # three calls of two samples
+    low = exact.copy()
+    low[0, 0, 0] = 0.0
+    got = cosine(low, {"_truth": exact})
+    assert got == pytest.approx((5 + np.sqrt(0.5)) / 6)
+
+
+def test_scores_of_a_lot_are_centred(tmp_path: Path) -> None:
+    """Random weights give all inputs nearly the same scores."""
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 17]>
+    g (float[2,3] x) => (float[2,3] y, float[2,3] z) {
+      offset = Constant<value = float[3] {5, 6, 7}>()
+      y = Add(x, offset)
+      z = Relu(y)
+    }""")
+    onnx.save(model, tmp_path / "m.onnx")
+    draw = np.random.default_rng(0)
+    calls = [{"x": draw.standard_normal((2, 3)).astype(np.float32)} for _ in range(20)]
+    centre(tmp_path / "m.onnx", calls)
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    y, z = (
+        np.concatenate(of) for of in zip(*(session.run(None, c) for c in calls), strict=True)
+    )
+    np.testing.assert_allclose(y.mean(axis=0), 0, atol=1e-5)
+    assert (z > 2).all()
