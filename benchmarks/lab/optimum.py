@@ -3,9 +3,9 @@
 The solver gives plans along the frontier of true times and of sums of single errors. From the
 fastest of them that are allowed, and from faster ones that are repaired, a local search
 changes one unit or two at a time, by true times and true losses, until nothing gains; then
-stretches of units get another format by chance, and it goes on from there. What is found
-bounds the best time from above: ``RESULTS-lab.md`` says how often a search found a faster
-plan.
+stretches of units get another format by chance, and it goes on from there. Of a net with few
+plans all are tried. What is found bounds the best time from above: ``RESULTS-lab.md`` says how
+often a search found a faster plan.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _FEWEST_KICKS: Final = 16
 _MOST_KICKS: Final = 100
 _KICKED_UNITS: Final = 4000
 _KICKED: Final = 10
+_FEW_PLANS: Final = 1 << 14
+_TRIED: Final = 1 << 10
 
 
 def fastest_allowed(
@@ -44,6 +46,8 @@ def fastest_allowed(
         losses: The true losses of labellings.
         rng: Draws the kicks.
     """
+    if problem.labels ** len(problem.time) <= _FEW_PLANS:
+        return _best_of_all(problem, losses)
     steps = _steps(problem)
     lost = losses(np.array([step.label for step in steps]))
     allowed = [s for s, loss in zip(steps, lost, strict=True) if loss <= 1]
@@ -57,6 +61,16 @@ def fastest_allowed(
         descended = _descended(problem, losses, kicked)
         best = min(best, descended, key=lambda s: s.time_s)
     return best
+
+
+def _best_of_all(problem: LabelProblem, losses: Losses) -> Labelling:
+    """The fastest of all labellings that are permitted and allowed."""
+    units = np.arange(len(problem.time))
+    every = np.indices([problem.labels] * len(units)).reshape(len(units), -1).T
+    every = every[np.isfinite(problem.time[units, every]).all(axis=1)]
+    parts = (every[first : first + _TRIED] for first in range(0, len(every), _TRIED))
+    allowed = (label for part in parts for label in part[losses(part) <= 1])
+    return min((evaluate(problem, label) for label in allowed), key=lambda s: s.time_s)
 
 
 def _kicked(problem: LabelProblem, at: Labelling, rng: np.random.Generator) -> Ints:

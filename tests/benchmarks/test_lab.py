@@ -60,8 +60,13 @@ def drawn_net(family: str, seed: int) -> DrawnNet:
 # ------------------------------------------------------------------------------ the best plan
 
 
-@pytest.mark.parametrize(("family", "seed"), [("cnn", 10), ("mlp", 14), ("mobile", 53)])
-def test_the_long_search_finds_the_best_of_all_plans(family: str, seed: int) -> None:
+@pytest.mark.parametrize(("family", "seed"), [("cnn", 10), ("mobile", 53)])
+def test_the_long_search_finds_the_best_of_all_plans(
+    family: str, seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As it searches where there are too many to try them all."""
+    monkeypatch.setattr(optimum, "_FEW_PLANS", 0)
+    monkeypatch.setattr(kept, "FOLDER", tmp_path)
     net = drawn_net(family, seed)
     units = len(net.units.members)
     labels = np.arange(1 << units)[:, None] >> np.arange(units) & 1
@@ -70,6 +75,13 @@ def test_the_long_search_finds_the_best_of_all_plans(family: str, seed: int) -> 
     best_s = min(evaluate(net.by_casts, label).time_s for label in labels[lost <= 1])
     assert net.best.time_s == pytest.approx(best_s)
     assert not net.best.by_hint
+
+
+def test_of_few_plans_all_are_tried() -> None:
+    """The best one lowers four units whose errors cancel, and no search finds that."""
+    net = drawn_net("mlp", 14)
+    assert np.count_nonzero(net.best.label) == 4
+    assert net.losses(net.best.label[None])[0] <= 1
 
 
 @pytest.mark.parametrize(("family", "seed"), [("mlp", 14), ("mobile", 41), (ENUMERATED, 11)])

@@ -247,7 +247,7 @@ def test_a_part_of_the_envelope_is_as_low_about_the_errors(
     """With two formats, where the envelope is exact."""
     low, high = sorted((one, other))
     part = envelope(problem, max_steps=64, errors=(low, high))
-    for step in envelope(problem, max_steps=64):
+    for step in envelope(replace(problem), max_steps=64):
         if low < step.error < high:
             line = np.interp(step.error, [s.error for s in part], [s.time_s for s in part])
             assert line <= step.time_s + 1e-9
@@ -284,9 +284,35 @@ def test_a_part_of_the_envelope_takes_few_cuts(monkeypatch: pytest.MonkeyPatch) 
     whole = envelope(problem, max_steps=64)
     all_cuts, solved = solved, 0
     middle = whole[len(whole) // 2].error
-    part = envelope(problem, max_steps=64, errors=(middle, middle))
+    part = envelope(replace(problem), max_steps=64, errors=(middle, middle))
     assert solved < all_cuts / 4
     assert middle in {s.error for s in part}
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(), st.lists(st.floats(0, 8), min_size=2, max_size=4))
+def test_what_a_problem_knows_changes_no_envelope(
+    problem: LabelProblem, errors: list[float]
+) -> None:
+    for one, other in pairwise(errors):
+        low, high = sorted((one, other))
+        again = envelope(problem, max_steps=8, errors=(low, high))
+        fresh = envelope(replace(problem), max_steps=8, errors=(low, high))
+        assert [s.label.tolist() for s in again] == [s.label.tolist() for s in fresh]
+
+
+def test_the_same_envelope_takes_no_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = chain_of(40)
+    whole = envelope(problem, max_steps=16)
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("a cut")
+
+    monkeypatch.setattr(expansion, "solve", never)
+    again = envelope(problem, max_steps=16)
+    assert [s.label.tolist() for s in again] == [s.label.tolist() for s in whole]
+    with pytest.raises(AssertionError, match="a cut"):
+        envelope(replace(problem), max_steps=16)
 
 
 def test_a_mix_beats_each_format_alone() -> None:

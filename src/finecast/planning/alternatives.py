@@ -22,7 +22,7 @@ from finecast.planning.contributions import (
 from finecast.planning.free_rows import free_outputs
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis, Priced, build_problem
+from finecast.planning.problem import Analysis, Priced
 from finecast.planning.units import deciding
 from finecast.rules.base import DECIDED_BY, DECISION, Reason
 from finecast.solver.assignment import Floats, Ints
@@ -187,7 +187,7 @@ def explained(
     ``problem`` is that of ``analysis``, where it was built.
     """
     graph, units = planner.graph, analysis.units
-    problem = problem or build_problem(graph, planner.permissions, analysis)
+    problem = problem or analysis.problem(graph, planner.permissions)
     label = labels_of(planner, analysis, problem, plan)
     compared = _Compared(
         analysis=analysis,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,11 +156,29 @@ class Analysis:
     limit: WeightLimit | None = None
     stored: Widened = as_it_is
     node_time: NodeTime | None = None
+    # What was made of it, for the next one who asks.
+    _alone: dict[Format, Analysis] = field(
+        init=False, repr=False, compare=False, default_factory=dict[Format, Any]
+    )
+    _stated: list[tuple[Graph, Mapping[int, Permission], LabelProblem]] = field(
+        init=False, repr=False, compare=False, default_factory=list[Any]
+    )
 
     def only(self, fmt: Format) -> Analysis:
         """The same without other low formats than ``fmt``."""
-        times = {Format.FP32: self.times[Format.FP32], fmt: self.times[fmt]}
-        return replace(self, times=times, rounded={fmt: self.rounded[fmt]})
+        if fmt not in self._alone:
+            times = {Format.FP32: self.times[Format.FP32], fmt: self.times[fmt]}
+            self._alone[fmt] = replace(self, times=times, rounded={fmt: self.rounded[fmt]})
+        return self._alone[fmt]
+
+    def problem(self, graph: Graph, permissions: Mapping[int, Permission]) -> LabelProblem:
+        """As ``build_problem`` states it, once for the same graph and permissions."""
+        for of, permitted, stated in self._stated:
+            if of is graph and permitted is permissions:
+                return stated
+        problem = build_problem(graph, permissions, self)
+        self._stated.append((graph, permissions, problem))
+        return problem
 
     def together(self, errors: Iterable[float]) -> float:
         """The squared error of roundings to each low format, whose single errors have sums.

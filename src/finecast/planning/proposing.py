@@ -19,7 +19,6 @@ from finecast.planning.problem import (
     Analysis,
     Choice,
     Proposal,
-    build_problem,
     predicted_error,
 )
 from finecast.solver.assignment import Floats, Ints
@@ -67,7 +66,7 @@ def frontier_of(
     Raises:
         RuleConflictError: If a unit may have no format.
     """
-    problem = build_problem(planner.graph, planner.permissions, analysis)
+    problem = analysis.problem(planner.graph, planner.permissions)
     if problem.labels == 2 and problem.is_monotone and problem.limit is None:
         return tuple(
             Choice.of(step, problem, step.low, analysis, index=step.index)
@@ -178,7 +177,7 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
     others one format each. The frontier may lack them, because it relies on predicted costs
     of casts. Each is named by the formats that its ops have: all of them may have the first.
     """
-    problem = build_problem(planner.graph, planner.permissions, analysis)
+    problem = analysis.problem(planner.graph, planner.permissions)
     proposals: list[Proposal] = []
     costed = tuple(f for f in planner.policy.formats if f in analysis.rounded)
     for formats in dict.fromkeys((costed, *((f,) for f in analysis.rounded))):
@@ -196,7 +195,7 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
 
 def smallest_plan(planner: Planner, analysis: Analysis) -> tuple[Proposal, float]:
     """The plan whose stored weights take the fewest bytes, and these bytes."""
-    problem = build_problem(planner.graph, planner.permissions, analysis)
+    problem = analysis.problem(planner.graph, planner.permissions)
     assert problem.limit is not None
     least = smallest(problem)
     size = problem.limit.size(least.label)
@@ -205,7 +204,7 @@ def smallest_plan(planner: Planner, analysis: Analysis) -> tuple[Proposal, float
 
 def weight_bytes(planner: Planner, analysis: Analysis, plan: Plan) -> float:
     """The bytes of a plan's stored weights, counted as the limit of ``analysis`` counts."""
-    problem = build_problem(planner.graph, planner.permissions, analysis)
+    problem = analysis.problem(planner.graph, planner.permissions)
     assert problem.limit is not None
     return problem.limit.size(labels_of(planner, analysis, problem, plan))
 
@@ -243,7 +242,7 @@ def sharpened(
 
 def predicted_cost(planner: Planner, analysis: Analysis, plan: Plan) -> float:
     """The cost of a plan by the analysis: of its units and of its casts."""
-    problem = build_problem(planner.graph, planner.permissions, analysis)
+    problem = analysis.problem(planner.graph, planner.permissions)
     return evaluate(problem, labels_of(planner, analysis, problem, plan)).time_s
 
 
@@ -274,7 +273,7 @@ def within(
         return None
     numbers = {f: number for number, f in enumerate(analysis.times)}
     slow, fast = (np.array([numbers[f] for f in choice.formats]) for choice in pair)
-    problem = pair[0].problem or build_problem(planner.graph, planner.permissions, analysis)
+    problem = pair[0].problem or analysis.problem(planner.graph, planner.permissions)
     choice = pair[1]
     for _ in range(_TURNS):
         # Of several formats this is how the errors of the last choice add up, not of the next.
@@ -387,7 +386,7 @@ class _Stated:
 
     @classmethod
     def of(cls, planner: Planner, analysis: Analysis, plan: Plan) -> _Stated:
-        problem = build_problem(planner.graph, planner.permissions, analysis)
+        problem = analysis.problem(planner.graph, planner.permissions)
         label = labels_of(planner, analysis, problem, plan)
         return cls(problem=problem, label=label, flips=flips(problem, label))
 

@@ -256,6 +256,8 @@ _FILLS: Final = 64
 _SAME = 1e-12
 # The largest number of searches between two steps, for each step that is wanted.
 _TRIES = 4
+# The name of the fastest labelling among those that a problem knows.
+_FASTEST: Final = (b"", b"fastest")
 
 
 def label(problem: LabelProblem, lam: float, start: Labelling | None = None) -> Labelling:
@@ -305,7 +307,8 @@ def envelope(
     ``max_steps`` are returned, evenly spread along it. The search is not refined between steps
     whose errors lie outside ``errors``.
     """
-    fastest = label(problem, 0.0)
+    known = problem.known
+    fastest = known.get(_FASTEST) or known.setdefault(_FASTEST, label(problem, 0.0))
     slowest = highest(problem) if problem.limit is None else _most_accurate(problem, fastest)
     labellings = [one for one in (slowest, fastest) if problem.fits(one.label)]
     waiting = [(slowest, fastest)] if len(labellings) > 1 else []
@@ -318,8 +321,11 @@ def envelope(
         if low.error <= errors[0] or high.error > errors[1]:
             continue
         lam = (high.time_s - low.time_s) / (low.error - high.error)
-        find = partial(_between, lam=lam, high=high.label, low=low.label)
-        between = improved(problem, lam, limited(problem, lam, find))
+        ends = high.label.tobytes(), low.label.tobytes()
+        if ends not in known:
+            find = partial(_between, lam=lam, high=high.label, low=low.label)
+            known[ends] = improved(problem, lam, limited(problem, lam, find))
+        between = known[ends]
         if between.cost(lam) < low.cost(lam) - _SAME * low.cost(lam):
             labellings.append(between)
             waiting += [(high, between), (between, low)]

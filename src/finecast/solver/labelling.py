@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -87,6 +88,10 @@ class LabelProblem:
         roundings: For each low format, label 1 first, its roundings.
         limit: What labellings may take of something else, such as bytes; None for any amount.
 
+    Attributes:
+        known: Labellings that searches along the envelope found, by the two between which
+            they lie: the next search begins with these.
+
     Raises:
         RuleConflictError: If a unit may have no format.
         ValueError: If the arrays do not fit together.
@@ -99,6 +104,9 @@ class LabelProblem:
     cast: Floats
     roundings: tuple[RoundingErrors, ...]
     limit: SizeLimit | None = None
+    known: dict[tuple[bytes, bytes], Labelling] = field(
+        init=False, repr=False, compare=False, default_factory=dict["tuple[bytes, bytes]", Any]
+    )
 
     def __post_init__(self) -> None:
         """Check shapes, and that each unit has a permitted format."""

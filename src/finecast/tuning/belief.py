@@ -23,7 +23,7 @@ from finecast.numbers.thresholds import SAME_TIME
 from finecast.planning.alternatives import labels_of
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis, Proposal, build_problem
+from finecast.planning.problem import Analysis, Proposal
 from finecast.solver.assignment import Floats, Ints
 from finecast.solver.labelling import LabelProblem, evaluate
 from finecast.tuning.decision_chances import DecisionChances
@@ -170,7 +170,7 @@ class Belief:
     def __post_init__(self) -> None:
         """State the problem that plans are labellings of."""
         planner, analysis = self.planner, self.analysis
-        self._problem = build_problem(planner.graph, planner.permissions, analysis)
+        self._problem = analysis.problem(planner.graph, planner.permissions)
         exact = labels_of(planner, analysis, self._problem, planner.highest())
         # Where all ops are in branches or loops, no kernel with a time is known.
         self.fp32 = max(evaluate(self._problem, exact).time_s, LEAST_COST)

@@ -26,7 +26,7 @@ from finecast.numbers.thresholds import MODELLED_GAIN
 from finecast.planning.alternatives import labels_of
 from finecast.planning.plan import Plan
 from finecast.planning.planner import Planner
-from finecast.planning.problem import Analysis, Proposal, build_problem
+from finecast.planning.problem import Analysis, Proposal
 from finecast.planning.proposing import labelled, near
 from finecast.solver.assignment import Bools, Floats, Ints
 from finecast.solver.expansion import highest
@@ -68,7 +68,7 @@ class Probing:
     def __post_init__(self) -> None:
         """State the problem that plans are labellings of."""
         graph, permissions = self.planner.graph, self.planner.permissions
-        self._problem = build_problem(graph, permissions, self.analysis)
+        self._problem = self.analysis.problem(graph, permissions)
 
     def fastest(
         self, allowed: float, known: Iterable[tuple[Plan, float]], limit: float
