@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
@@ -308,6 +309,10 @@ def test_the_same_envelope_takes_no_cut_again(monkeypatch: pytest.MonkeyPatch) -
     def never(*_: Any) -> Any:
         raise AssertionError("a cut")
 
+    travelled = pickle.loads(pickle.dumps(problem))
+    assert problem.known
+    assert not travelled.known
+    np.testing.assert_array_equal(travelled.time, problem.time)
     monkeypatch.setattr(expansion, "solve", never)
     again = envelope(problem, max_steps=16)
     assert [s.label.tolist() for s in again] == [s.label.tolist() for s in whole]

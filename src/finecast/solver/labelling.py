@@ -7,7 +7,7 @@ equivalent to ``assignment.Problem``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -122,6 +122,10 @@ class LabelProblem:
                 where=f"precision group {nowhere[0]}",
                 fix="relax a rule that forbids a format for it",
             )
+
+    def __getstate__(self) -> list[Any]:
+        """Pickled without what searches found."""
+        return [{} if f.name == "known" else getattr(self, f.name) for f in fields(self)]
 
     @property
     def is_monotone(self) -> bool:
