@@ -48,10 +48,10 @@ KERNEL_SPEEDUP_DEVIATION: Final = 0.12
 
 FAMILY_CORRECTION: Final = 0.16
 """Predicted over true time of a kernel family in a format: one factor for the whole family.
-Recorded of 139 families."""
+Recorded of 133 families."""
 
 KERNEL_CORRECTION: Final = 0.10
-"""The same of single kernels, beside their family's. Recorded of 1,378 kernels."""
+"""The same of single kernels, beside their family's. Recorded of 1,381 kernels."""
 
 PROFILE_NOISE: Final = 0.04
 """What two profiles of one kernel differ by. search.md: first trials differ between two runs

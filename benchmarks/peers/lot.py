@@ -20,12 +20,11 @@ import onnxruntime
 import torch
 from onnx import helper, numpy_helper
 
+from benchmarks.peers.zoo import BATCH, CALLS
 from zoo.libraries import prepare
 from zoo.network import Inputs, Network
 from zoo.networks import NETWORKS
 
-_CALLS: Final = 275
-_BATCH: Final = 8
 PREFIX: Final = "zoo_"
 
 
@@ -41,9 +40,9 @@ def inputs(network: Network) -> Inputs:
     if any(network.dynamic.get(name, {}).get(0) != "batch" for name in own):
         return own
     draws = [own]
-    while sum(len(next(iter(draw.values()))) for draw in draws) < _BATCH:
+    while sum(len(next(iter(draw.values()))) for draw in draws) < BATCH:
         draws.append(network.inputs())
-    return {name: torch.cat([draw[name] for draw in draws])[:_BATCH] for name in own}
+    return {name: torch.cat([draw[name] for draw in draws])[:BATCH] for name in own}
 
 
 def centre(path: Path, calls: list[dict[str, Any]]) -> None:
@@ -80,7 +79,7 @@ def main() -> None:
     except torch.onnx.errors.OnnxExporterError:
         write(job, path, "dynamo")
     calls = [
-        {name: array.numpy() for name, array in inputs(network).items()} for _ in range(_CALLS)
+        {name: array.numpy() for name, array in inputs(network).items()} for _ in range(CALLS)
     ]
     known = {one.name for one in onnxruntime.InferenceSession(path).get_inputs()}
     calls = [{name: a for name, a in call.items() if name in known} for call in calls]

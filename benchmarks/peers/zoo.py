@@ -23,8 +23,8 @@ from zoo.libraries import prepare
 
 _CLASSES: Final = 16
 _BIAS: Final = 0.02
-_CALLS: Final = 275  # of which 250, or 2,000 samples, are held
-_BATCH: Final = 8
+CALLS: Final = 275  # of which 250, or 2,000 samples, are held
+BATCH: Final = 8
 _TOKENS, _VOCABULARY = 64, 1000
 _IMAGES: Final = {
     "efficientnet_lite0": 128,
@@ -87,12 +87,12 @@ def inputs(name: str) -> np.ndarray[Any, Any]:
     """Calls of one batch each: smooth images of differing colours, or tokens."""
     draw = np.random.default_rng(0)
     if name == "bert":
-        return draw.integers(0, _VOCABULARY, (_CALLS, _BATCH, _TOKENS))
-    count, size = _CALLS * _BATCH, _IMAGES[name]
+        return draw.integers(0, _VOCABULARY, (CALLS, BATCH, _TOKENS))
+    count, size = CALLS * BATCH, _IMAGES[name]
     coarse = torch.from_numpy(draw.standard_normal((count, 3, 6, 6), np.float32))
     images = nn.functional.interpolate(coarse, (size, size), mode="bicubic")
     images += torch.from_numpy(draw.standard_normal((count, 3, 1, 1), np.float32))
-    return images.numpy().reshape(_CALLS, _BATCH, 3, size, size)
+    return images.numpy().reshape(CALLS, BATCH, 3, size, size)
 
 
 def settle(net: nn.Module, calls: Tensor) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from finecast.data.metrics import METRICS, Score, Scored, Scoring, expected_elsewhere
+from finecast.data.metrics import METRICS, Score, Scored, Scoring, on_new_data
 from finecast.data.samples import deviation_of_difference, mean_samples
 
 Floats = NDArray[np.float64]
@@ -56,7 +56,7 @@ def test_the_deviation_is_that_of_data_drawn_anew(name: str, error: float) -> No
     told: list[float] = []
     for seed in range(60):
         exact, low = judged(name, seed, 150, error)
-        expected = expected_elsewhere(exact, low, higher_is_better=higher)
+        expected = on_new_data(exact, low, higher_is_better=higher)
         assert expected is not None
         assert expected.metric == low
         assert expected.cautious == low
@@ -68,7 +68,7 @@ def test_the_deviation_is_that_of_data_drawn_anew(name: str, error: float) -> No
 def test_two_models_are_compared_on_the_same_samples() -> None:
     """Samples differ far more among one another than the models do on one of them."""
     exact, low = judged("mse", 0, 400, 0.01)
-    expected = expected_elsewhere(exact, low, higher_is_better=False)
+    expected = on_new_data(exact, low, higher_is_better=False)
     assert expected is not None
     each = low.samples["y"].scores()
     assert each is not None
@@ -77,9 +77,7 @@ def test_two_models_are_compared_on_the_same_samples() -> None:
 
 
 def test_more_samples_tell_more() -> None:
-    few, many = (
-        expected_elsewhere(*judged("snr_db", 1, count, 0.1)) for count in (100, 10_000)
-    )
+    few, many = (on_new_data(*judged("snr_db", 1, count, 0.1)) for count in (100, 10_000))
     assert few is not None
     assert many is not None
     assert many.deviation < few.deviation / 3
@@ -100,14 +98,14 @@ def test_few_samples_that_differ_tell_nothing(changed: int) -> None:
 def test_what_has_no_finite_metric_tells_nothing() -> None:
     """Nothing differs; or one sample alone makes the noise; or NaN."""
     exact, low = judged("snr_db", 0, 50, 0.0)
-    assert expected_elsewhere(exact, low) is None
+    assert on_new_data(exact, low) is None
     outputs = np.ones((50, 2))
     for number in (2.0, math.nan):
         scoring = Scoring(METRICS["snr_db"], [Scored(output="y")])
         off = outputs.copy()
         off[3] = number
         scoring.update({"y": off}, None, {"y": outputs})
-        assert expected_elsewhere(exact, scoring.result()) is None
+        assert on_new_data(exact, scoring.result()) is None
 
 
 def test_the_worst_output_counts() -> None:
@@ -122,7 +120,7 @@ def test_the_worst_output_counts() -> None:
         }
         scoring.update(low, None, {"a": exact, "b": exact})
         pair.append(scoring.result())
-    expected = expected_elsewhere(*pair)
+    expected = on_new_data(*pair)
     assert expected is not None
     assert next(iter(pair[1].outputs)) == "b"
     alone = deviation_of_difference(pair[0].samples["b"], pair[1].samples["b"])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from finecast.data.function_workload import FunctionWorkload
 from finecast.data.functions import metric_value
 from finecast.data.implied_labels import ImpliedLabels, implied_labels
-from finecast.data.metrics import Score, expected_elsewhere, losses_at
+from finecast.data.metrics import Score, losses_at, on_new_data
 from finecast.data.samples import Floats, Indices
 from finecast.engines.base import Array, Feeds, Session, calls_of
 
@@ -124,9 +124,9 @@ def test_percent_is_a_share_of_decisions() -> None:
     low = rows + scores(64, 10, seed=1) / 20
     exact = found.score(Score(100 * share(rows)), in_calls(rows, 5))
     lower = found.score(Score(100 * share(low)), in_calls(low, 5))
-    percent = expected_elsewhere(exact, lower)
+    percent = on_new_data(exact, lower)
     as_share = replace(found, whole=1.0)
-    fraction = expected_elsewhere(
+    fraction = on_new_data(
         as_share.score(Score(share(rows)), in_calls(rows, 5)),
         as_share.score(Score(share(low)), in_calls(low, 5)),
     )

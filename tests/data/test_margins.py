@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from finecast.data.margins import Margins
-from finecast.data.metrics import Score, Scored, Scoring, expected_elsewhere, get_metric
+from finecast.data.metrics import Score, Scored, Scoring, get_metric, on_new_data
 
 Floats = NDArray[np.float64]
 
@@ -116,8 +116,8 @@ def test_a_tie_that_nothing_moves_stays_as_it_is() -> None:
 def test_without_margins_nothing_is_known() -> None:
     nowhere = np.full(5, -np.inf)
     assert Margins.of(nowhere, nowhere) is None
-    assert expected_elsewhere(Score(0.9), Score(0.8)) is None
-    assert expected_elsewhere(0.9, 0.8) is None
+    assert on_new_data(Score(0.9), Score(0.8)) is None
+    assert on_new_data(0.9, 0.8) is None
 
 
 @pytest.mark.parametrize("name", ["top1", "agreement"])
@@ -141,7 +141,7 @@ def test_metrics_of_decisions_keep_margins(name: str) -> None:
     np.testing.assert_allclose(exact[4:], right[4:])
     assert (exact[:4] < 0).all() == (name == "top1")
     assert abs(scored[1].margins["y"] - exact).max() < 0.1
-    expected = expected_elsewhere(*scored)
+    expected = on_new_data(*scored)
     assert expected is not None
     assert 0 <= expected.loss < 0.05
 

@@ -263,7 +263,7 @@ class ExpectedMetric:
     cautious: float
 
 
-def expected_elsewhere(
+def on_new_data(
     exact: float, low: float, *, higher_is_better: bool = True
 ) -> ExpectedMetric | None:
     """What is expected on other data: by the margins of decisions, or by how samples differ.
@@ -276,19 +276,34 @@ def expected_elsewhere(
     Returns:
         None where neither is known, or too few samples differ.
     """
+    if decided := by_margins(exact, low):
+        return decided
     if not isinstance(exact, Score) or not isinstance(low, Score):
         return None
-    sign = 1 if higher_is_better else -1
-    metric, loss = float(low), sign * (float(exact) - float(low))
-    if margins := _margins(exact, low):
-        loss, off = (exact.whole * x for x in margins.loss(loss / exact.whole))
-        metric = float(exact) - loss
-        cautious = metric - _CAUTION * off
-        return ExpectedMetric(metric=metric, loss=loss, deviation=off, cautious=cautious)
     deviation = _deviation(exact, low)
     if deviation is None:
         return None
+    metric, sign = float(low), 1 if higher_is_better else -1
+    loss = sign * (float(exact) - metric)
     return ExpectedMetric(metric=metric, loss=loss, deviation=deviation, cautious=metric)
+
+
+def by_margins(exact: float, low: float) -> ExpectedMetric | None:
+    """The same by the margins of decisions alone, which decide whether a model passes.
+
+    Returns:
+        None where margins are not known.
+    """
+    if not isinstance(exact, Score) or not isinstance(low, Score):
+        return None
+    margins = _margins(exact, low)
+    if margins is None:
+        return None
+    here = (float(exact) - float(low)) / exact.whole
+    loss, off = (exact.whole * x for x in margins.loss(here))
+    metric = float(exact) - loss
+    cautious = metric - _CAUTION * off
+    return ExpectedMetric(metric=metric, loss=loss, deviation=off, cautious=cautious)
 
 
 def _margins(exact: Score, low: Score) -> Margins | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from finecast.data.certificates import Certificate
 from finecast.data.criterion import Criterion
-from finecast.data.metrics import ExpectedMetric, Score, expected_elsewhere, losses_at
+from finecast.data.metrics import ExpectedMetric, Score, by_margins, losses_at, on_new_data
 from finecast.data.workload import Workload, nonfinite_data
 from finecast.errors import ModelError, UsageError
 from finecast.measure.study import Study, Trial, TrialKey
@@ -253,7 +253,7 @@ class Trials:
         """Whether this metric meets the criterion; certified plans alone, once some are."""
         if self.certifier is not None and isinstance(metric, Score):
             return self.certifier.passes(metric)
-        expected = self.elsewhere(metric)
+        expected = by_margins(self.baseline, metric)
         by_luck = expected is not None and not self._keeps(expected.cautious)
         return self._keeps(metric) and not by_luck
 
@@ -264,7 +264,7 @@ class Trials:
     def elsewhere(self, metric: float) -> ExpectedMetric | None:
         """What is expected on other data; None where it is not known."""
         better = self._criterion.higher_is_better
-        return expected_elsewhere(self.baseline, metric, higher_is_better=better)
+        return on_new_data(self.baseline, metric, higher_is_better=better)
 
     @property
     def _allowed(self) -> float:
@@ -374,11 +374,11 @@ class Trials:
         if self.certifier is not None:
             return ""
         metrics = [one.metric for one in self.tried.values() if self._keeps(one.metric)]
-        lucky = [self.elsewhere(one) for one in metrics if not self.passing(one)]
-        best = max if self._criterion.higher_is_better else min
-        least = best(filter(None, lucky), key=lambda one: one.cautious, default=None)
-        if least is None:
+        expected = [by_margins(self.baseline, one) for one in metrics]
+        lucky = [one for one in expected if one and not self._keeps(one.cautious)]
+        if not lucky:
             return ""
+        least = max(lucky, key=lambda one: one.cautious)
         keeps = "keeps" if len(lucky) == 1 else "keep"
         there = expected_text(least.metric, least.loss, least.deviation)
         return (
