@@ -54,7 +54,7 @@ from finecast.planning.points import (
     switches,
 )
 from finecast.planning.problem import Analysis, pins, roundings
-from finecast.planning.sensitivity import Probe, Sensitivity, measure
+from finecast.planning.sensitivity import MOST_PROBES, Probe, Sensitivity, measure
 from finecast.planning.units import Units, make_units
 from finecast.progress import Progress
 from finecast.rules.facts import ValueFacts
@@ -219,15 +219,15 @@ def switched_probe(
 
 
 def part_size(count: int, load_s: float, run_s: float) -> int:
-    """How many of ``count`` switches a session should have if each is probed once.
+    """How many of ``count`` switches a session should have.
 
-    A part of s switches costs load_s and one more run, and each of its runs about
-    run_s * s / count. Over all parts the sum is least at
-    s = sqrt(count * (load_s + run_s) / run_s).
+    They take as many runs as there are switches, and at most ``MOST_PROBES``. A part costs
+    load_s and one more run, and each run of one of n parts about run_s / n. Over all parts
+    the sum is least at n = sqrt(runs * run_s / (load_s + run_s)).
     """
-    if run_s <= 0:
-        return count
-    size = max(1, math.ceil(math.sqrt(count * (load_s + run_s) / run_s)))
+    runs = min(count, MOST_PROBES)
+    parts = math.sqrt(runs * run_s / (load_s + run_s)) if run_s > 0 else 1.0
+    size = max(1, math.ceil(count / parts))
     return size if count >= _FEWEST_PARTS * size else count
 
 

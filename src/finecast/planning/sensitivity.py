@@ -216,6 +216,11 @@ _FEW: Final = 9
 # into so many parts: the one bad point of 32 takes ten probes.
 _PROBE_EACH: Final = 160
 _PARTS: Final = 4
+MOST_PROBES: Final = 4 * _PROBE_EACH
+"""The most runs for single points, so that time grows with the ops and not with their square.
+A net of 5,000 ops took 510 and 640. With half of that its weights, of which one in a hundred
+makes two thirds of the error, were not told apart."""
+_MOST_OF_VALUES: Final = 3 * MOST_PROBES // 4
 # Values with several readers whose points are probed together, too: those of most error, of
 # at least this share of all single errors. A difference below ``_COMMON`` of the points' sum
 # counts as none: it is mostly the noise of few samples, and the solver is faster without.
@@ -408,6 +413,11 @@ def measure(
 _Groups: TypeAlias = list[tuple[NDArray[np.int64], float]]
 
 
+def _negligible(groups: _Groups) -> float:
+    """The error of a group that is negligible beside that of all."""
+    return _NEGLIGIBLE * sum(error for _, error in groups)
+
+
 class _Prober:
     """Runs the probes and counts them; ``together`` is the error of all points at once."""
 
@@ -438,12 +448,13 @@ class _Prober:
         # Groups come first: a probe may have loaded a session of all points by now.
         large = max(size, math.isqrt(weights)) if beside else size
         grouped = self._in_groups(np.arange(values, self.count), large)
-        alone = self._split(self._in_groups(np.arange(values), size))
-        least = None
+        found = self._in_groups(np.arange(values), size)
+        alone = self._split(found, _negligible(found), _MOST_OF_VALUES)
+        least = _negligible(grouped)
         if beside:
             most = max(1, round((1 - _WORST_VALUES) * values))
-            least = _MINOR * float(np.sort(alone)[:most].sum())
-        return np.append(alone, self._split(grouped, least))
+            least = _MINOR * float(np.sort(alone[:values])[:most].sum())
+        return alone + self._split(grouped, least, MOST_PROBES)
 
     def largest(self, most: int) -> NDArray[np.float64]:
         """The error of each point by at most ``most`` runs, those of large errors alone."""
@@ -456,32 +467,42 @@ class _Prober:
             if self.done - 1 + parts > most:
                 break
             groups[:1] = self._in_groups(members, -(-len(members) // parts))
-        errors = np.zeros(self.count)
-        for members, error in groups:
-            errors[members] = error / len(members)
-        return errors
+        return self._shared_out(groups)
 
     def _in_groups(self, members: NDArray[np.int64], size: int) -> _Groups:
         """Groups of at most ``size`` members, each with its error."""
         groups = np.array_split(members, -(-len(members) // size)) if len(members) else []
         return [(group, self.error(group)) for group in groups]
 
-    def _split(self, found: _Groups, least: float | None = None) -> NDArray[np.float64]:
-        """The error of each member. Groups of at most ``least`` error share it evenly.
+    def _split(self, groups: _Groups, least: float, most: int) -> NDArray[np.float64]:
+        """The error of each point; 0 of points that are in no group.
 
-        Others are split, again and again. Without ``least`` the groups that are not split are
-        those of negligible error beside all others.
+        Groups of more than ``least`` error are split again and again, with at most ``most``
+        runs in all: those of the largest errors then. Each round takes them in their order,
+        as neighbours are probed in one session.
         """
-        if least is None:
-            least = _NEGLIGIBLE * sum(error for _, error in found)
-        errors: list[float] = []
-        for group, error in found:
-            if len(group) == 1 or error <= least:
-                errors += len(group) * [error / len(group)]
-            else:
-                parts = self._in_groups(group, -(-len(group) // _PARTS))
-                errors += self._split(parts, least).tolist()
-        return np.array(errors)
+        while True:
+            large = [g for g in groups if len(g[0]) > 1 and g[1] > least]
+            large = sorted(large, key=lambda g: -g[1])[: max(most - self.done, 0) // _PARTS]
+            if not large:
+                return self._shared_out(groups)
+            split = {int(members[0]) for members, _ in large}
+            groups = [
+                part
+                for members, error in groups
+                for part in (
+                    self._in_groups(members, -(-len(members) // _PARTS))
+                    if int(members[0]) in split
+                    else [(members, error)]
+                )
+            ]
+
+    def _shared_out(self, groups: _Groups) -> NDArray[np.float64]:
+        """The error of each point: the members of a group share its error evenly."""
+        errors = np.zeros(self.count)
+        for members, error in groups:
+            errors[members] = error / len(members)
+        return errors
 
     def differences(
         self, errors: NDArray[np.float64], shared: Sequence[Sequence[int]]
