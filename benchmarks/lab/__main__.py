@@ -5,6 +5,7 @@
     python -m benchmarks.lab --json
     python -m benchmarks.lab record MODEL --data DATA --write build/lab/recordings
     python -m benchmarks.lab fit build/lab/recordings
+    python -m benchmarks.lab bound                  # what samples tell, whatever the search
 
 Nets of architectures and seeds that nobody looked at are for the last run alone: --held-out.
 """
@@ -20,7 +21,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from benchmarks.common import print_environment
-from benchmarks.lab import recording
+from benchmarks.lab import bound, recording
 from benchmarks.lab.figures import ALL, Run, all_runs, summed_up
 from benchmarks.lab.nets import Key
 from benchmarks.lab.searches import SEARCHES
@@ -42,6 +43,11 @@ _COLUMNS: Final = {
 _SHARES: Final = frozenset(
     {"<= 5", "regret", "regret 90%", "accepted", "loses", "same", "told off"}
 )
+_VERBS: Final = {
+    "record": recording.record_main,
+    "fit": recording.fit_main,
+    "bound": bound.main,
+}
 _WARNING: Final = (
     "held-out nets: this is for the last run. Whoever changes a search after looking at these"
     " figures has no nets left that tell whether it carries over."
@@ -51,11 +57,8 @@ _WARNING: Final = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run searches on nets and print a line for each family, and one for all."""
     given = sys.argv[1:] if arguments is None else arguments
-    if given[:1] == ["record"]:
-        recording.record_main(given[1:])
-        return
-    if given[:1] == ["fit"]:
-        recording.fit_main(given[1:])
+    if given and given[0] in _VERBS:
+        _VERBS[given[0]](given[1:])
         return
     asked = _parser().parse_args(given)
     if asked.held_out:

@@ -12,6 +12,7 @@ from typing import Final, Self, cast
 import numpy as np
 
 from benchmarks.lab import assumptions as assumed
+from benchmarks.lab.nets import Net, Outcomes
 from benchmarks.lab.simulation import Loaded, Simulation
 from finecast.data.metrics import Score
 from finecast.data.workload import Workload
@@ -87,6 +88,17 @@ class SimulatedSession(Session):
         return {"y": 1 + self.simulation.deviations(self.loaded, rows)}
 
 
+def score(net: Net, outcomes: Outcomes) -> Score:
+    """The metric by the outcomes of samples, with the margins of decisions."""
+    margins = outcomes.margins
+    if margins is not None and outcomes.shifts is not None:
+        margins = margins + outcomes.shifts
+    if margins is not None and outcomes.right is not None and outcomes.second is not None:
+        wrong = np.where(outcomes.second, -margins, -np.inf)
+        margins = np.where(outcomes.right, margins, wrong)
+    return Score(net.value(outcomes), margins={} if margins is None else {"y": margins})
+
+
 @dataclass(slots=True, kw_only=True)
 class SimulatedWorkload(Workload):
     """The samples that a search sees."""
@@ -114,14 +126,7 @@ class SimulatedWorkload(Workload):
         plan = None if reference is None else session.plan
         outcomes = self.simulation.evaluate(session.loaded, plan)
         self.samples = len(outcomes.samples)
-        margins = outcomes.margins
-        if margins is not None and outcomes.shifts is not None:
-            margins = margins + outcomes.shifts
-        if margins is not None and outcomes.right is not None and outcomes.second is not None:
-            wrong = np.where(outcomes.second, -margins, -np.inf)
-            margins = np.where(outcomes.right, margins, wrong)
-        value = self.simulation.net.value(outcomes)
-        return Score(value, margins={} if margins is None else {"y": margins})
+        return score(self.simulation.net, outcomes)
 
     def calibration(self) -> Iterable[Feeds]:
         """All rows in one call."""

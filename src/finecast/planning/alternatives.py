@@ -174,20 +174,16 @@ class Alternative:
         return f"{self.would_save}, and {change} the predicted error from {before} to {after}"
 
 
-def explained(
-    planner: Planner, analysis: Analysis, plan: Plan, problem: LabelProblem | None = None
-) -> Plan:
+def explained(planner: Planner, analysis: Analysis, plan: Plan) -> Plan:
     """``plan``, in which each op of a unit says what decided its format, with the figures.
 
     Law: a reason compares the plan with those in which this unit alone has another permitted
     format. What several units would change together is not said. Words of the plan's own,
     where something other than costs chose the format, stand in front; figures of an earlier
     analysis are replaced.
-
-    ``problem`` is that of ``analysis``, where it was built.
     """
     graph, units = planner.graph, analysis.units
-    problem = problem or analysis.problem(graph, planner.permissions)
+    problem = analysis.problem(graph, planner.permissions)
     label = labels_of(planner, analysis, problem, plan)
     compared = _Compared(
         analysis=analysis,

@@ -497,7 +497,6 @@ class Choice:
         error: Predicted squared relative output error.
         added: The sum of the single squared errors of its roundings.
         index: Its step of the frontier; None for none.
-        problem: The problem that it solves; None if that was not built.
     """
 
     formats: tuple[Format, ...]
@@ -505,13 +504,11 @@ class Choice:
     error: float
     added: float = 0.0
     index: int | None = None
-    problem: LabelProblem | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(
         cls,
         found: Labelling | Step,
-        problem: LabelProblem,
         label: Ints | Bools,
         analysis: Analysis,
         *,
@@ -525,7 +522,6 @@ class Choice:
             error=analysis.together(found.errors[1:]),
             added=found.error,
             index=index,
-            problem=problem,
         )
 
     @property

@@ -69,12 +69,12 @@ def frontier_of(
     problem = analysis.problem(planner.graph, planner.permissions)
     if problem.labels == 2 and problem.is_monotone and problem.limit is None:
         return tuple(
-            Choice.of(step, problem, step.low, analysis, index=step.index)
+            Choice.of(step, step.low, analysis, index=step.index)
             for step in frontier(two_sided(problem), max_steps=most)
         )
     fewest = _MANY if problem.limit is None else _MANY_LIMITED
     steps = envelope(problem, max_steps=most or fewest, errors=_apart(analysis, errors))
-    choices = [Choice.of(step, problem, step.label, analysis) for step in steps]
+    choices = [Choice.of(step, step.label, analysis) for step in steps]
     better = accumulate((c.error for c in reversed(choices)), min, initial=math.inf)
     # Errors of several formats saturate apart, so a faster choice may err less in all.
     kept = [c for c, least in zip(reversed(choices), better, strict=False) if c.error < least]
@@ -95,17 +95,15 @@ def proposal(planner: Planner, analysis: Analysis, choice: Choice, name: str = "
     plan = planner.plan(formats, "")
     return Proposal(
         name=name or f"plan {choice.index}",
-        plan=explained(planner, analysis, plan, choice.problem),
+        plan=explained(planner, analysis, plan),
         time_s=choice.time_s,
         error=choice.error,
     )
 
 
-def labelled(
-    planner: Planner, analysis: Analysis, problem: LabelProblem, found: Labelling, how: str
-) -> Proposal:
+def labelled(planner: Planner, analysis: Analysis, found: Labelling, how: str) -> Proposal:
     """The plan of a labelling of the analysis' problem, named after ``how`` and its error."""
-    choice = Choice.of(found, problem, found.label, analysis)
+    choice = Choice.of(found, found.label, analysis)
     return proposal(planner, analysis, choice, f"{how}, error {math.sqrt(choice.error):.3g}")
 
 
@@ -181,7 +179,7 @@ def lowest(planner: Planner, analysis: Analysis) -> list[Proposal]:
     proposals: list[Proposal] = []
     costed = tuple(f for f in planner.policy.formats if f in analysis.rounded)
     for formats in dict.fromkeys((costed, *((f,) for f in analysis.rounded))):
-        plan = explained(planner, analysis, planner.lowest(*formats), problem)
+        plan = explained(planner, analysis, planner.lowest(*formats))
         used = set(plan.formats.values())
         error = analysis.together(
             r.total if fmt in used else 0.0 for fmt, r in analysis.rounded.items()
@@ -199,7 +197,7 @@ def smallest_plan(planner: Planner, analysis: Analysis) -> tuple[Proposal, float
     assert problem.limit is not None
     least = smallest(problem)
     size = problem.limit.size(least.label)
-    return labelled(planner, analysis, problem, least, "the smallest plan"), size
+    return labelled(planner, analysis, least, "the smallest plan"), size
 
 
 def weight_bytes(planner: Planner, analysis: Analysis, plan: Plan) -> float:
@@ -221,7 +219,7 @@ def stated(
         "",
     )
     at = _Stated.of(planner, analysis, plan)
-    choice = Choice.of(evaluate(at.problem, at.label), at.problem, at.label, analysis)
+    choice = Choice.of(evaluate(at.problem, at.label), at.label, analysis)
     return proposal(planner, analysis, choice, name)
 
 
@@ -273,13 +271,13 @@ def within(
         return None
     numbers = {f: number for number, f in enumerate(analysis.times)}
     slow, fast = (np.array([numbers[f] for f in choice.formats]) for choice in pair)
-    problem = pair[0].problem or analysis.problem(planner.graph, planner.permissions)
+    problem = analysis.problem(planner.graph, planner.permissions)
     choice = pair[1]
     for _ in range(_TURNS):
         # Of several formats this is how the errors of the last choice add up, not of the next.
         apart = choice.saturation.apart(error)
         labelling = fastest_within(problem, apart, _descend(problem, slow, fast, apart))
-        choice = Choice.of(labelling, problem, labelling.label, analysis)
+        choice = Choice.of(labelling, labelling.label, analysis)
         if choice.error <= error:
             break
     return choice if choice.time_s < pair[0].time_s and choice.error <= error else None
@@ -398,7 +396,7 @@ class _Stated:
             changed = self.label.copy()
             changed[unit] = label
             found_here = evaluate(self.problem, changed)
-            made.append(labelled(planner, analysis, self.problem, found_here, how))
+            made.append(labelled(planner, analysis, found_here, how))
         return made
 
 

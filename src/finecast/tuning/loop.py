@@ -22,7 +22,7 @@ import numpy as np
 from finecast.data.metrics import Score
 from finecast.measure.racing import INTERVAL
 from finecast.measure.timing import now_s
-from finecast.naming import number_of
+from finecast.naming import listed, number_of
 from finecast.numbers.thresholds import MODELLED_GAIN
 from finecast.planning.problem import Analysis, Proposal
 from finecast.planning.proposing import near, near_alone, sharpened, stated
@@ -99,11 +99,11 @@ class Loop:
         while True:
             missed = any(not trial.passed for trial in trials.tried.values())
             if missed and self._is_worth_sharpening():
-                self._sharpen()
+                self._sharpen("as a plan missed")
             elif (plan := self._next()) is not None:
                 self._measure(plan)
             elif self._is_worth_sharpening():
-                self._sharpen()
+                self._sharpen("as no plan is worth a measurement by what is known")
             elif self._may_go_on() and self._asked < len(self.proposers):
                 self._ask_next()
             else:
@@ -120,10 +120,10 @@ class Loop:
 
     def _ask(self, proposer: Proposer, what: str) -> None:
         """Let a proposer propose plans; ``what`` is the step in the journal."""
-        start, known = now_s(), len(self.pool)
+        start, known = now_s(), {*self.pool}
         self.add(proposer(self))
-        if more := len(self.pool) - known:
-            result = number_of(more, "plan")
+        if names := [p.name for digest, p in self.pool.items() if digest not in known]:
+            result = listed(names, 3, "; ")
             self._note(SearchStep(what=what, seconds=now_s() - start, result=result))
 
     @property
@@ -145,10 +145,10 @@ class Loop:
             return "all plans that are known were measured"
         estimate = self.belief.of(plans)
         best = int(estimate.gain(self._log_limit).argmax())
-        next_best = self._reason(plans, estimate, best)
+        next_best, timed = self._reason(plans, estimate, best), self._is_timed(plans[best])
         return (
             f"no other plan is worth more than {self._worth:.2g}. The best of them,"
-            f" {next_best.plan}, is {next_best.reason}"
+            f" {next_best.plan}, {'timed' if timed else 'not timed'}, is {next_best.reason}"
         )
 
     def _reason(
@@ -178,7 +178,7 @@ class Loop:
         fastest = self.belief.of([*self.pool.values(), *self.guesses]).cost.min()
         return self._log_limit - float(fastest) >= self._worth
 
-    def _sharpen(self) -> None:
+    def _sharpen(self, why: str) -> None:
         """Measure the errors of single ops, and propose plans by them."""
         assert self.sharpen is not None
         start, before = now_s(), self.belief.analysis
@@ -192,7 +192,7 @@ class Loop:
         self.pool = {digest: sharper(one) for digest, one in self.pool.items()}
         self.add(proposals)
         self._propose_near()
-        self._note(SearchStep(what="errors of ops", seconds=now_s() - start))
+        self._note(SearchStep(what="errors of ops", seconds=now_s() - start, result=why))
 
     @property
     def best(self) -> Candidate | None:

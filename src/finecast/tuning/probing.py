@@ -94,9 +94,7 @@ class Probing:
             wanted = self._next(allowed, least)
             if wanted is None:
                 break
-            proposed = labelled(
-                self.planner, self.analysis, self._problem, self._pool[wanted], "probed"
-            )
+            proposed = labelled(self.planner, self.analysis, self._pool[wanted], "probed")
             self._errors[wanted] = error = self.error(proposed.plan)
             if error <= allowed:
                 incumbent, least = proposed, proposed.time_s

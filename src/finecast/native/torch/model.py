@@ -172,7 +172,7 @@ class TorchConverter(Converter):
             and not high.low_formats
             and predicted_cost(planner, analysis, high) <= enough
         ):
-            return explained(planner, analysis, high, choice.problem)
+            return explained(planner, analysis, high)
         return proposal(planner, analysis, choice).plan
 
 
