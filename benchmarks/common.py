@@ -6,6 +6,7 @@ its bar. ``python -m benchmarks.common`` prints the environment alone.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -131,6 +132,17 @@ class NotComparableError(Exception):
 
 
 @cache
+def count(text: str) -> int:
+    """A number of things that an option states: 1 or more.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is none.
+    """
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
 def print_environment() -> None:
     """Print the environment line, once per process."""
     _line({"environment": environment().as_json()})

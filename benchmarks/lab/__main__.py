@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from benchmarks.common import print_environment
+from benchmarks.common import count, print_environment
 from benchmarks.lab import bound, recording
 from benchmarks.lab.figures import ALL, Run, all_runs, summed_up
 from benchmarks.lab.nets import Key
@@ -97,12 +97,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--searches", nargs="+", choices=SEARCHES, default=[*SEARCHES])
     parser.add_argument("--families", nargs="+", choices=ALL, default=[*ALL])
-    parser.add_argument("--nets", type=int, default=15, help="of each family (default: 15)")
+    parser.add_argument("--nets", type=count, default=15, help="of each family (default: 15)")
     parser.add_argument(
         "--first", type=int, default=0, help="the first net's seed (default: 0)"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each (default: 3)")
-    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--seeds", type=count, default=3, help="runs of each (default: 3)")
+    parser.add_argument("--jobs", type=count, default=2, help="processes (default: 2)")
     parser.add_argument("--held-out", action="store_true", help="for the last run alone")
     parser.add_argument(
         "--json", action="store_true", help="lines of JSON: runs, then figures"

@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from benchmarks.common import count
 from benchmarks.lab import drawn
 from benchmarks.lab.architectures import FAMILIES
 from benchmarks.lab.drawn import DrawnNet
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("--nets", type=int, default=15, help="of each family (default: 15)")
+    parser.add_argument("--nets", type=count, default=15, help="of each family (default: 15)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     asked = parser.parse_args(arguments)
     keys = [

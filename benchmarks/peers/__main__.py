@@ -27,6 +27,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
+from benchmarks.common import count
 from benchmarks.peers import page, results
 from benchmarks.peers.environments import REQUIREMENTS
 from benchmarks.peers.lot import by_lot
@@ -199,7 +200,11 @@ def main() -> None:
     add("--only", type=lambda t: _names(t, TOOLS), default=list(TOOLS), metavar="TOOL[,TOOL]")
     add("--models", type=lambda t: _names(t, MODELS), default=list(FIXED), metavar="NAME,...")
     add(
-        "--lot", type=int, default=0, metavar="N", help="N networks of the zoo instead, by lot"
+        "--lot",
+        type=count,
+        default=0,
+        metavar="N",
+        help="N networks of the zoo, by lot",
     )
     add("--seed", type=int, default=0, help="of the lots")
     add("--again", action="store_true", help="make rows that are there anew")

@@ -29,8 +29,8 @@ PREFIX: Final = "zoo_"
 
 
 def by_lot(count: int, seed: int) -> list[str]:
-    """So many networks, by lot."""
-    names = random.Random(seed).sample(sorted(NETWORKS), count)
+    """So many networks, by lot; all of them, where there are no more."""
+    names = random.Random(seed).sample(sorted(NETWORKS), min(count, len(NETWORKS)))
     return [PREFIX + name for name in names]
 
 
