@@ -131,7 +131,6 @@ class NotComparableError(Exception):
     """Figures of different machines, or of an unknown one."""
 
 
-@cache
 def count(text: str) -> int:
     """A number of things that an option states: 1 or more.
 
@@ -143,6 +142,7 @@ def count(text: str) -> int:
     return int(text)
 
 
+@cache
 def print_environment() -> None:
     """Print the environment line, once per process."""
     _line({"environment": environment().as_json()})

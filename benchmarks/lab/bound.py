@@ -54,7 +54,7 @@ RULES: Final[dict[str, Rule]] = {"these samples alone": on_these, "as tune": on_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """The plan that a rule chooses of a net: its regret, true loss, and whether it is fp32."""
+    """The plan that a rule chooses of a net: regret, true loss, and whether it is not fp32."""
 
     regret: float
     loss: float

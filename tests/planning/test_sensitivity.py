@@ -142,6 +142,18 @@ def test_bad_points_among_many_are_found_in_few_runs(bad: set[int]) -> None:
     assert model.runs <= 2 + 160 + 12 * len(bad)
 
 
+def test_runs_are_bounded_and_spent_on_the_largest_errors() -> None:
+    """Bad points in more groups than can all be split: weights still get their share."""
+    values, weights = np.full(20_000, 1e-9), np.full(20_000, 1e-9)
+    values[::650] = 1.0  # each of 31 is more than 3% of all, in a group of its own
+    weights[7] = 40.0
+    model = Model([*values, *weights])
+    found = measure(len(values), model, weights=len(weights))
+    assert 600 < model.runs <= 641  # with the reference
+    assert found.weights[7] == pytest.approx(40.0)
+    assert found.values.sum() + found.weights.sum() == pytest.approx(found.total)
+
+
 def test_a_point_that_breaks_the_output_stays_finite_and_worst() -> None:
     def probe(switch: NDArray[np.bool_]) -> list[Array]:
         return [np.array([1.0, np.nan if switch[1] else 0.0, 0.1 if switch[0] else 0.0])]
