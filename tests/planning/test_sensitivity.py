@@ -149,7 +149,7 @@ def test_runs_are_bounded_and_spent_on_the_largest_errors() -> None:
     weights[7] = 40.0
     model = Model([*values, *weights])
     found = measure(len(values), model, weights=len(weights))
-    assert 600 < model.runs <= 641  # with the reference
+    assert model.runs <= 500  # 480 for values at most; 674 without the bound
     assert found.weights[7] == pytest.approx(40.0)
     assert found.values.sum() + found.weights.sum() == pytest.approx(found.total)
 
