@@ -47,9 +47,6 @@ SCALE: Final = "finecast_scale"
 RUNS: Final = "finecast_runs"
 """What the names of outputs and ops begin with that count the runs of bodies."""
 
-# So many elements of the input ``SWITCH`` are read from one part of it.
-_PART: Final = 64
-
 
 class NativeModel(ABC):
     """A copy of a native model, in which ops can be given other tensors to read.
@@ -75,7 +72,6 @@ class NativeModel(ABC):
         self.graph = graph
         self._switches: dict[int, Any] = {}
         self._elements: dict[tuple[int, int], Any] = {}
-        self._parts: dict[tuple[int, int], Any] = {}
 
     # What is read, and by whom.
 
@@ -251,17 +247,12 @@ class NativeModel(ABC):
         """``on`` where element ``k`` of the extra input ``SWITCH`` is true, else ``off``."""
         region = self.region_of(off)
         if (k, region) not in self._elements:
-            part, place = divmod(k, _PART)
-            self._elements[k, region] = self.op("gather", self._part(part, region), place, 0)
+            self._elements[k, region] = self.element(k, region)
         return self.op("select", self._elements[k, region], on, off)
 
-    def _part(self, number: int, region: int) -> Any:
-        """A part of the extra input. OpenVINO takes long where thousands of ops read one."""
-        if (number, region) not in self._parts:
-            start = number * _PART
-            ends = [start], [start + _PART], [1], [0]
-            self._parts[number, region] = self.op("slice", self.switch_in(region), *ends)
-        return self._parts[number, region]
+    def element(self, k: int, region: int) -> Any:
+        """Element ``k`` of the extra input ``SWITCH``, in a region."""
+        return self.op("gather", self.switch_in(region), k, 0)
 
     def switch_in(self, region: int) -> Any:
         """The extra input in a region; a body gets that of its parent."""

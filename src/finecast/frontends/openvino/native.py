@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", Format, Scaled)
 
+# So many ops read one part of the switch. OpenVINO takes long where thousands read one tensor.
+_PART: Final = 64
 # What it gives nobody reads, and OpenVINO compiles no model that reads it.
 _STORES: Final = "openvino::Assign"
 
@@ -149,6 +151,7 @@ class OvNative(NativeModel):
         for result in binding.model.get_results():
             self._results.setdefault(ids[port_key(result.input_value(0))], []).append(result)
         self._switch: Any = None
+        self._parts: dict[tuple[int, int], openvino.Output] = {}
         self._ids = ids
         # Constants in the encodings that they are stored in; None before they are.
         self._kept: dict[tuple[int, Encoding], openvino.Output | None] = {}
@@ -188,6 +191,15 @@ class OvNative(NativeModel):
         made = getattr(opset13, kind)(*map(_as_input, inputs), **attributes)
         port: openvino.Output = made.output(0)
         return port
+
+    def element(self, k: int, region: int) -> openvino.Output:
+        """Element ``k`` of a part of the extra input."""
+        number, place = divmod(k, _PART)
+        if (number, region) not in self._parts:
+            start = number * _PART
+            ends = [start], [start + _PART], [1], [0]
+            self._parts[number, region] = self.op("slice", self.switch_in(region), *ends)
+        return self.op("gather", self._parts[number, region], place, 0)
 
     def compute(self, node: int, function: Computed) -> None:
         """Put an op in the node's place that calls the function."""

@@ -541,17 +541,11 @@ def _reduce_sum(x: Any, axes: Any, *, keep_dims: bool) -> Any:
     return tf.reduce_sum(x, axes, keepdims=keep_dims)
 
 
-def _slice(x: Any, start: Any, stop: Any, step: Any, axes: list[int]) -> Any:
-    """Elements of a vector: the first axis is the only one of ``axes`` asked for."""
-    del axes
-    return tf.strided_slice(x, start, stop, step)
-
-
 def _round_trip(x: Any, *, low: Format) -> Any:
     return tf.cast(tf.cast(x, DTYPES[low]), tf.float32)
 
 
-_BOOL_FIRST: Final = frozenset({"select", "gather", "slice"})
+_BOOL_FIRST: Final = frozenset({"select", "gather"})
 """The kinds of ops whose first input is bool."""
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "abs": tf.abs,
@@ -571,6 +565,5 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "round_trip": _round_trip,
     "select": tf.where,
     "sign": tf.sign,
-    "slice": _slice,
     "subtract": tf.subtract,
 }
