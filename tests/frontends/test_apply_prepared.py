@@ -8,6 +8,7 @@ import onnx
 import pytest
 
 from finecast.frontends import onnx as frontend
+from finecast.planning.adjustments import Adjustment
 from finecast.rules.policy import Policy
 from tests.frontends.test_invalid_graphs import FUNCTIONS, IF, LOOP, SCAN
 from tests.frontends.tools import parse, planner_of
@@ -41,3 +42,36 @@ def test_what_was_prepared_for_another_policy_is_left_alone(tmp_path: Path) -> N
     before = frontend.to_bytes(other.model)
     assert frontend.apply(file, plan, other).model is not other.model
     assert frontend.to_bytes(other.model) == before
+
+
+# As PyTorch's exporter writes layers whose biases are equal: one constant, and copies of it.
+COPIED_BIASES = """net (float[2,3] x) => (float[2,3] y)
+<float[3,3] v = {1,2,3,4,5,6,7,8,9},
+ float[3,3] t = {9,8,7,6,5,4,3,2,1}, float[3] b = {1,2,3}> {
+  b1 = Identity (b)
+  w1 = Transpose <perm = [1, 0]> (t)
+  [product] m = MatMul (x, v)
+  [after] n = Add (b1, m)
+  [second] o = MatMul (n, w1)
+  [last] y = Add (o, b)
+}"""
+
+
+@pytest.mark.parametrize(
+    "adjustment",
+    [
+        Adjustment(node="after", port=0, add=(0.5, 0.25, 0.125)),
+        Adjustment(node="second", port=1, exponents=(1, 2, 3)),
+    ],
+    ids=["a bias", "weights"],
+)
+def test_what_constants_give_is_adjusted_without_what_was_prepared(
+    tmp_path: Path, adjustment: Adjustment
+) -> None:
+    onnx.save(parse(COPIED_BIASES), tmp_path / "m.onnx")
+    file, asked = frontend.load(tmp_path / "m.onnx"), Policy.parse("all:bf16")
+    prepared = frontend.prepare(file, asked)
+    plan = planner_of(prepared, asked).highest().adjusted([adjustment], {})
+    again = frontend.apply(file, plan)
+    once = frontend.apply(file, plan, prepared)
+    assert frontend.to_bytes(once.model) == frontend.to_bytes(again.model)

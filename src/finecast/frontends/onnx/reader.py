@@ -241,7 +241,7 @@ class _Reader:
                 id=i,
                 name=v.name or f"value_{i}",
                 dtype=dtype_label(v.type),
-                shape=_shape(v),
+                shape=self._shape(v),
                 producer=self.builder.producer(i),
                 uses=self.builder.uses(i),
                 constant=self._constant(v),
@@ -256,6 +256,11 @@ class _Reader:
         return self.builder.finish(
             values, digest, inputs, [v.name or "" for v in graph.outputs]
         )
+
+    def _shape(self, value: ir.Value) -> tuple[Dim, ...] | None:
+        """What the model states; of what constants alone give, what that has."""
+        folded = self.folding.tensors.get(value)
+        return _shape(value) if folded is None else tuple(folded.shape.numpy())
 
     def _constant(self, value: ir.Value) -> ConstantStats | None:
         tensor = self.binding.constant(value)
